@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 VARIABLE = "FIRSTFAULT"
-"""Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
+"""If this variable is 1, every launcher that uses torch's elastic agent runs under firstfault."""
 ON = ("1", "true", "yes", "on")
-"""Its values that count as 1, in any case of the letters."""
+"""Values of `VARIABLE` that turn it on, in upper or lower case."""
 OFF = ("0", "false", "no", "off")
-"""Its values that turn off every entry point, also `firstfault torchrun` and a rank's recording.
-Not set, or empty: each entry point has its own default.
+"""Values of `VARIABLE` that turn off every entry point, including `firstfault torchrun` and the
+recording of a rank. If the variable is unset or empty, each entry point has its own default.
 """
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """The agent's process id, set by the agent for a worker that is a program: the process that it
@@ -200,9 +200,7 @@ def is_in_worker() -> bool:
 
 
 def identify(process: int) -> str:
-    """Return a process's id and start time, which no other process of this boot has; empty:
-    there is none.
-    """
+    """Return a process's id and start time, unique in this boot, or "" if there is none."""
     fields = _read_stat(process)
     return f"{process} {fields[19]}" if fields else ""
 
@@ -244,7 +242,7 @@ def _read_stat(process: int) -> list[str]:
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
-    """Return rank, local rank and world size from a launcher's variables; None, 0: unknown."""
+    """Return rank, local rank and world size from a launcher's variables, None or 0 if unknown."""
 
     def number(name: str) -> int:
         text = environment.get(name, "")

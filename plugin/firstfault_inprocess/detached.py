@@ -182,7 +182,8 @@ def reap_adopted_helpers() -> None:
 class DetachedProcess:
     """A process that isn't necessarily a child, and that can be waited for and signalled.
 
-    Process ids are used again, so `started`, its start time, identifies it; None: read it now.
+    Process ids are used again, so `started`, the start time, is needed to identify the process. It
+    is read now if `started` is None.
     """
 
     def __init__(self, number: int, started: int | None = None) -> None:
@@ -219,7 +220,7 @@ class DetachedProcess:
         return self._has_ended
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it has ended: its number may be another process's by now."""
+        """Send the process a signal unless it has ended, because its id may be reused by now."""
         if self.has_died(0):
             return
         if self._descriptor is not None:
@@ -245,18 +246,18 @@ class DetachedProcess:
         return self._has_ended
 
     def close(self) -> None:
-        """Hold no descriptor any more; nothing else may be called afterwards."""
+        """Close the descriptor. No other method may be called afterwards."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def read_start_time(process: int) -> int:
-    """Return when a process started, in ticks since the boot; 0: it has ended.
+    """Return when a process started, in clock ticks since boot, or 0 if it has ended.
 
     Raises:
-        OSError: it can't be read, such as for want of a descriptor. That proves nothing about the
-            process.
+        OSError: the time can't be read, for example because the descriptors are used up. That
+            proves nothing about the process.
     """
     try:
         # proc(5): the name in parentheses may contain spaces and parentheses, so count from the

@@ -302,7 +302,7 @@ def _check_timeout(timeout: dt.timedelta) -> None:
 
 
 def _current_cuda_device() -> int | None:
-    """Return the current CUDA device of this thread; None if this process hasn't used CUDA."""
+    """Return this thread's current CUDA device, or None if this process hasn't used CUDA."""
     is_used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.current_device() if is_used else None
 

@@ -41,7 +41,7 @@ class Restarted(NamedTuple):
 
     value: Any
     rank: int | None
-    """Its rank in the last iteration; None for a reserve, which returns nothing."""
+    """Its rank in the last iteration, or None for a reserve, which returns nothing."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class InProcessRestart(InProcessOptions):
         rank_of: Callable[[int], int | None],
         reporter: Reporter,
     ) -> SurvivingWorkers:
-        """Return what looks at the workers of a node in torch's place."""
+        """Return the object that monitors the workers of a node in place of torch."""
         from firstfault_inprocess.survivors import (  # noqa: PLC0415 - only the agent needs it
             SurvivingWorkers,
         )
@@ -129,9 +129,7 @@ class RecordedFaults:
 
     @staticmethod
     def collectives_begun() -> int | None:
-        """Return how many collectives this rank has begun, by torch's flight recorder; None:
-        it has none.
-        """
+        """Return how many collectives this rank has begun, or None without a flight recorder."""
         from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as below
             collective_progress,
         )

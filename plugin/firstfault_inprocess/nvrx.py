@@ -72,7 +72,7 @@ class Wrapper(inprocess.Wrapper):
         )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with restarts; the function itself if they aren't enabled."""
+        """Return the function with restarts, or the function itself if they aren't enabled."""
         if not self.enabled:
             return fn
         call = self._call
@@ -104,7 +104,7 @@ class _Call:
         monitor = current_monitor()
         self._records = RecordedFaults(monitor) if monitor is not None else None
         self.error: BaseException | None = None
-        """What the function raised in the last iteration; None if it was interrupted."""
+        """What the function raised in the last iteration, or None if it was interrupted."""
         self._interrupted: float | None = None
         """When this rank learned of the interruption, by the monotonic clock."""
         self._iteration = -1

@@ -49,19 +49,17 @@ class InProcessOptions:
     """
 
     store_factory: Callable[..., Any] | None = None
-    """Makes each connection to the store of the ranks. None or `TCPStore`: torch elastic's agent
-    hosts it, else a process that the first rank starts.
+    """Makes each connection to the store of the ranks. With None or `TCPStore`, torch elastic's
+    agent hosts the store, or without such an agent a process that the first rank starts.
     """
     store_kwargs: dict[str, Any] | None = None
-    """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR,
-    MASTER_PORT).
+    """Arguments of `store_factory`. Without a factory, ``host_name`` and ``port`` (by default,
+    MASTER_ADDR and MASTER_PORT).
     """
     initialize: Callable[[State], Any] | None = None
     """Called on each rank before each iteration. `RetryController` limits the iterations."""
     abort: Callable[[State], Any] | None = field(default_factory=AbortTorchDistributed)
-    """Called in a thread of each rank when an iteration is interrupted;
-    it unblocks the main thread.
-    """
+    """Called in a thread of each rank to unblock the main thread of an interrupted iteration."""
     finalize: Callable[[State], Any] | None = None
     """Called on each rank that continues, when it has left the function."""
     health_check: Callable[[State], Any] | None = None
@@ -74,31 +72,29 @@ class InProcessOptions:
     rank_filter: Callable[[RankAssignmentCtx], RankAssignmentCtx] | None = None
     """Applied after `rank_assignment`; NVRx's older way to keep ranks in reserve."""
     monitor_thread_interval: dt.timedelta | float = 0.05
-    """Time between two tries to get the main thread out of the function."""
+    """Time between two attempts to interrupt the main thread in the function."""
     monitor_process_interval: dt.timedelta | float = 1.0
-    """Time between two looks of the monitor process at its worker's progress;
-    it learns of its death at once.
+    """Time between two checks of the worker's progress by its monitor process, which notices the
+    worker's death at once.
     """
     heartbeat_interval: dt.timedelta | float = 5.0
-    """Time between two heartbeats of a monitor process; each looks after the next rank's."""
+    """Time between two heartbeats of a monitor process. Each process checks the next rank's."""
     progress_watchdog_interval: dt.timedelta | float = 1.0
     """Time between two timestamps that the main thread writes when it executes Python code."""
     soft_timeout: dt.timedelta | float = 60.0
-    """After so long without progress a rank is interrupted, and continues if it is healthy.
+    """A rank without progress for this long is interrupted, and continues if it is healthy.
     Progress is Python code that is executed and, once a rank has called `CallWrapper.ping`, the
     next call of it.
     """
     hard_timeout: dt.timedelta | float = 90.0
-    """After so long without progress, or on its way out of an interrupted function,
-    a rank is killed.
-    """
+    """A rank is killed after this long without progress or in an interrupted function."""
     heartbeat_timeout: dt.timedelta | float = 30.0
-    """After this long without a heartbeat a rank is given up as lost."""
+    """A rank without a heartbeat for this long counts as lost."""
     barrier_timeout: dt.timedelta | float = 120.0
     """How long the ranks wait for each other, to begin and between two iterations."""
     completion_timeout: dt.timedelta | float | None = None
-    """How long a rank that has returned waits for the remaining ones. None: without a limit,
-    because the last may still write a checkpoint.
+    """How long a rank that has returned waits for the remaining ranks. None means no limit, because
+    the last rank may still be writing a checkpoint.
     """
     last_call_wait: dt.timedelta | float = 0.2
     """How long further ranks may report their own faults, before the collectives are aborted."""
@@ -107,7 +103,7 @@ class InProcessOptions:
     monitor_process_logfile: str | None = None
     """Absolute path of the monitor process's log; ``{rank}`` is replaced by the initial rank."""
     enabled: bool = True
-    """False: the function is called as it is."""
+    """Whether to restart the function after faults; if False, it is called as is."""
     completion: Callable[[State], Any] | None = None
     """Called with the state when all ranks have completed."""
     terminate: Callable[[State], Any] | None = None
@@ -146,7 +142,7 @@ class InProcessOptions:
             )
 
     def seconds(self, name: str) -> float:
-        """Return a duration in seconds; infinity if there is none."""
+        """Return a duration in seconds, or infinity if there is none."""
         value = getattr(self, name)
         return float("inf") if value is None else _to_seconds(value)
 

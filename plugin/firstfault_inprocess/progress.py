@@ -53,7 +53,7 @@ class RankPhase(enum.IntEnum):
 class SharedProgress(ctypes.Structure):
     """What a worker writes and its monitor process reads, without a system call.
 
-    Times are seconds of the monotonic clock; 0: none.
+    Times are seconds of the monotonic clock, and 0 if there is none.
     """
 
     _fields_: ClassVar = [
@@ -80,12 +80,12 @@ class SharedProgress(ctypes.Structure):
     unguarded: int
     """Blocks, one in another, in which no time counts."""
     monitor: int
-    """The process id of the monitor process; 0 while there is none."""
+    """The process id of the monitor process, or 0 while there is none."""
     monitor_started: int
     """Its start time, as `detached.read_start_time` returns it."""
 
     def __new__(cls) -> Self:
-        """Return a progress in memory that this process shares with those that it forks."""
+        """Return a progress in memory that this process shares with its forked children."""
         return cls.from_buffer(mmap.mmap(-1, ctypes.sizeof(cls)))
 
     def begin(self, iteration: int, rank: int, world_size: int) -> None:
@@ -121,7 +121,7 @@ class SharedProgress(ctypes.Structure):
 
     @property
     def ending_seconds(self) -> float:
-        """How long this worker has been on its way from an interrupted function to the barrier."""
+        """Seconds since the function was interrupted, until this worker reaches the barrier."""
         if (
             self.phase not in {RankPhase.RUNNING, RankPhase.ENDING}
             or not self.interrupted

@@ -42,7 +42,7 @@ class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
 
 
 def round_prefix(round_: str | None = None) -> str:
-    """Return the prefix of all keys of one round of the agents; None: this worker's.
+    """Return the prefix of all keys of one round of the agents, by default this worker's round.
 
     Under an agent without firstfault its number is torch's restart count.
     """
@@ -91,7 +91,7 @@ class IterationEnd(enum.Enum):
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     LOST = "lost"
-    """The store can't be reached: never set in it."""
+    """The store can't be reached, so this value is never written there."""
 
 
 class FaultKind(enum.Enum):
@@ -133,7 +133,7 @@ class Fault:
     waits: bool = False
     """Whether the rank waited in a collective, and so perhaps for another rank."""
     begun: int | None = None
-    """Collectives that it had begun; None: unknown."""
+    """How many collectives the rank had begun, or None if that is unknown."""
 
     def __str__(self) -> str:
         return f"rank {self.initial_rank}: {self.kind.value}{f', {self.what}' if self.what else ''}"
@@ -150,7 +150,7 @@ class Position:
     waits: bool
     """Whether it is inside a collective, and so may wait for another rank."""
     begun: int | None = None
-    """Collectives that this rank has begun in this iteration; None: torch doesn't count them."""
+    """Collectives begun by this rank in this iteration, or None if torch doesn't count them."""
 
 
 class Iteration:
@@ -189,7 +189,7 @@ class Iteration:
         return Iteration(connection, self._prefix.rpartition("/")[0], self.number, self.world_size)
 
     def close(self) -> None:
-        """Hold the connection no longer; nothing else may be called afterwards."""
+        """Drop the connection. No other method may be called afterwards."""
         self._store = self._base = None
 
     # --- outcome ----------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Iteration:
         self._store.set(_ENDED, "1")
 
     def outcome(self) -> IterationEnd | None:
-        """Return how the iteration has ended; None while it hasn't."""
+        """Return how the iteration has ended, or None while it runs."""
         return (
             IterationEnd(self._store.get(_OUTCOME).decode())
             if self._store.check([_OUTCOME])
@@ -251,7 +251,7 @@ class Iteration:
         return [Fault(**{**line, "kind": FaultKind(line["kind"])}) for line in lines]
 
     def put_position(self, rank: int, position: Position) -> None:
-        """Write a rank's position; call it before the rank arrives."""
+        """Write a rank's position. Call this before the rank arrives."""
         self._store.set(f"{_POSITION}{rank}", json.dumps(asdict(position)))
 
     def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
@@ -299,7 +299,7 @@ class Iteration:
         return frozenset(json.loads(self._store.get(_AGREED)))
 
     def agreed(self) -> frozenset[int] | None:
-        """Return the ranks that don't continue; None until that is decided."""
+        """Return the ranks that don't continue, or None until that is decided."""
         return (
             frozenset(json.loads(self._store.get(_AGREED)))
             if self._store.check([_AGREED])
@@ -319,8 +319,8 @@ class Iteration:
         value: str,
         ranks: Collection[int],
     ) -> dict[int, str]:
-        """Give a short text to the remaining ranks, and return theirs by rank;
-        all of them call it equally often.
+        """Exchange a short text with the remaining ranks, and return theirs by rank. All ranks have
+        to call this equally often.
 
         Raises:
             BarrierTimeout: one of them gave none.
@@ -363,9 +363,7 @@ class Iteration:
             self._store.set(f"{_INITIAL}{rank}", str(initial_rank))
 
     def initial_rank(self, rank: int) -> int:
-        """Return the initial rank that a monitor process has written for a rank; -1:
-        it hasn't yet.
-        """
+        """Return the initial rank that a monitor process has written for a rank, or -1 if none."""
         key = f"{_INITIAL}{rank}"
         return int(self._store.get(key)) if self._store.check([key]) else -1
 

@@ -160,8 +160,8 @@ class SurvivingWorkers:
         return RunResult(WorkerState.HEALTHY)
 
     def await_end(self) -> None:
-        """Wait a while for all workers to give up, because those of another node have:
-        all do so at the same time.
+        """Wait a while for all workers to give up, because workers of another node did. All workers
+        give up at the same time.
 
         A worker that is stopped earlier reports less.
         """

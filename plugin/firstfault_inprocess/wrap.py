@@ -41,7 +41,7 @@ after that a further call can't number the remaining ranks.
 
 
 def current_call() -> CallWrapper | None:
-    """Return the call that runs in this process; None outside of one."""
+    """Return the call that runs in this process, or None outside of a call."""
     return _current[-1] if _current else None
 
 
@@ -66,7 +66,7 @@ class CallWrapper:
         self._observer = observer
         self._hooks = RankHooks(options, State.from_env())
         self._last_error: BaseException | None = None
-        """What the function raised in the last iteration; None if it was interrupted."""
+        """What the function raised in the last iteration, or None if it was interrupted."""
         self._unrecovered: list[Fault] = []
         """Faults since the function was last called again."""
         self._session = CallSession(options, self.state)
@@ -125,9 +125,7 @@ class CallWrapper:
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
-        """Let no time count in this block, such as a long save:
-        neither `soft_timeout` nor `hard_timeout` ends it.
-        """
+        """Suspend `soft_timeout` and `hard_timeout` in this block, such as a long save."""
         if self._session.is_in_forked_child:  # it shares the worker's page
             yield
             return
@@ -291,7 +289,7 @@ class Wrapper(InProcessOptions):
     """
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with restarts; the function itself if they aren't enabled.
+        """Return the function with restarts, or the function itself if they aren't enabled.
 
         It may be called again, but not within a call, nor after a rank was lost.
         """

@@ -61,9 +61,9 @@ class Publication:
     node_context: NodeContext
     """This node's."""
     own: OwnConclusion | None = None
-    """None: another node concluded."""
+    """This node's conclusion, or None if another node concluded."""
     for_all: bool = False
-    """All nodes settled on it: only the node that concluded publishes it."""
+    """Whether all nodes agreed on the verdict, so only the node that concluded publishes it."""
     durable: bool = False
     """Whether the ``error.pb`` is in the storage."""
     bundle: bytes = b""
@@ -71,9 +71,9 @@ class Publication:
     another node concluded, if each has a separate folder.
     """
     is_deck_pending: bool | None = None
-    """Set by an engine's `publish`: whether the page with the report is still to be written, by the
-    program that called this node. None: the verdict wasn't published, or the caller gets an
-    exception instead.
+    """Whether the program that called this node still has to write the page with the report. Set by
+    an engine's `publish`; None if the verdict wasn't published or the caller gets an exception
+    instead.
     """
 
 
@@ -109,7 +109,7 @@ class Engine(Protocol):
         """
 
     def published_verdict(self) -> bytes | None:
-        """Return the ``error.pb`` that a node has published on this attempt; None if there is none.
+        """Return the ``error.pb`` that a node published on this attempt, or None without one.
 
         Raises:
             firstfault.errors.StoreError: it can't be read.
@@ -126,9 +126,7 @@ class Engine(Protocol):
         """Print what failed, for a person who reads this node's output."""
 
     def choose_exit_code(self, publication: Publication | None) -> int:
-        """Return the exit code of a node's process that leaves after this verdict; None:
-        without one.
-        """
+        """Return the exit code of a node's process; `publication` is None without a verdict."""
 
     def takes_results(self, sealed: SealedVerdict) -> bool:
         """Whether the attempt succeeds in spite of this verdict,
@@ -138,9 +136,7 @@ class Engine(Protocol):
         """
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether the engine carries out a decision on this attempt;
-        else the decision is advice.
-        """
+        """Whether the engine enforces a decision on this attempt instead of only printing it."""
 
 
 class RecoverableError(RuntimeError):
@@ -162,7 +158,7 @@ class PlainEngine:
     node: str = ""
     """The node's name."""
     is_folder_shared: bool = True
-    """False: the folder is this node's alone; the nodes hand each other what they wrote."""
+    """Whether all nodes share the folder. If not, the nodes send each other what they wrote."""
     namespace: str = ""
     """The Kubernetes namespace, for reports."""
     task: str = ""
@@ -243,9 +239,7 @@ class PlainEngine:
         return 1
 
     def to_exception(self, sealed: SealedVerdict) -> Exception | None:
-        """Return the exception that torchrun's launcher raises in place of torch's; None:
-        torch's.
-        """
+        """Return the exception that torchrun's launcher raises, or None for torch's own."""
         del sealed
         return None
 

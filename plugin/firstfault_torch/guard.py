@@ -125,7 +125,7 @@ def call_with_timeout(  # noqa: PLR0913 - keywords
     shutdown_seconds: float = SHUTDOWN_CALL_TIMEOUT_SECONDS,
     local: bool = False,
 ) -> T | None:
-    """Return the result of `call`; None if it raises or takes longer than `seconds`.
+    """Return the result of `call`, or None if it raises or takes longer than `seconds`.
 
     It runs in a daemon thread, which stays behind if `call` blocks, as a ``__str__`` or a storage
     may. Once `shutdown_requested` is set, the wait ends within `shutdown_seconds`. A `local` call
@@ -372,7 +372,7 @@ def ignore_worker_signals(*, handled_only: bool = False) -> Iterator[None]:
         yield
         return
     handlers = {number: signal.getsignal(number) for number in WORKER_SIGNALS}
-    # None: a handler installed in C, which Python can't restore
+    # None means a handler installed in C, which Python can't restore
     ignored = {
         number: handler
         for number, handler in handlers.items()

@@ -20,9 +20,7 @@ from firstfault_torch.time_limits import UPLOAD_DEADLINE_SECONDS
 NODE_CONTEXT_VARIABLE = "FIRSTFAULT_RECORDING"
 """How a worker gets the `NodeContext` of its node: as JSON."""
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
-"""A worker's local rank; with torch's option ``virtual_local_rank``
-LOCAL_RANK is 0 in every worker.
-"""
+"""A worker's local rank, because LOCAL_RANK is 0 everywhere with torch's ``virtual_local_rank``."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """Set for a worker that is a program; `firstfault_start` takes it away."""
 
@@ -60,18 +58,17 @@ class Identity:
     namespace: str = ""
     """The Kubernetes namespace; empty without one."""
     task: str = ""
-    """The task's full name; empty: unknown."""
+    """The task's full name; empty if unknown."""
     image: str = ""
-    """The container image; empty: unknown."""
+    """The container image; empty if unknown."""
     handover_uri: str = ""
-    """Where this attempt writes its verdict for the next one; empty: nowhere."""
+    """Where this attempt writes its verdict for the next attempt; empty if it doesn't."""
     previous_handover_uri: str = ""
-    """Where the attempt before wrote its verdict; empty: there was none, or it isn't known."""
+    """Where the previous attempt wrote its verdict; empty for a first attempt, or if unknown."""
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine wants in its workers."""
     is_folder_shared: bool = True
-    """False: only this node writes and reads there, and the nodes hand each other what they wrote.
-    """
+    """Whether all nodes read and write there. If not, the nodes send each other what they wrote."""
     owns_process: bool = False
     """Whether the agent's process ends with the run: then signals after the run are ignored."""
 
@@ -91,7 +88,7 @@ class NodeContext:
     too long for a failing worker.
     """
     node_folder: str = ""
-    """The folder of the node's recorder and spool; empty: no recorder runs."""
+    """The folder of the node's recorder and spool; empty if no recorder runs."""
 
     @property
     def output_prefix(self) -> str:
@@ -100,7 +97,7 @@ class NodeContext:
 
     @property
     def files(self) -> NodeFolder | None:
-        """The files in the node's folder; None without a folder."""
+        """The files in the node's folder, or None without a folder."""
         return NodeFolder(Path(self.node_folder)) if self.node_folder else None
 
     def environment(self) -> dict[str, str]:
@@ -117,7 +114,7 @@ class NodeContext:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> NodeContext | None:
-        """Return the recording that the agent passed to this worker; None if recording is off.
+        """Return the recording that the agent passed to this worker, or None if recording is off.
 
         A worker of an environment with another firstfault can't read its agent's: it logs that, and
         records nothing.

@@ -34,16 +34,14 @@ _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
 DEFAULT_HANG = "warn:60"
 PORT_VARIABLE = "FIRSTFAULT_PORT"
-"""The port of the first agent, for networks that allow only listed ones. Not set:
-the kernel chooses one.
-"""
+"""Port of the first agent, for networks that allow only listed ports; by default, any free port."""
 _MAX_PORT = 65535
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
 
 def parse_port(text: str) -> int:
-    """Return a port; 0 for an empty text: any.
+    """Return a port, or 0 (any free port) for an empty text.
 
     Raises:
         firstfault.errors.UsageError: it isn't a number from 1 to 65535.
@@ -55,22 +53,20 @@ def parse_port(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What the agents do if no rank makes progress in its collectives. None: not that.
+    """What the agents do if no rank makes progress in its collectives. None turns an action off.
 
     Raises:
         firstfault.errors.UsageError: a field isn't a number of seconds above 0.
     """
 
     warn_seconds: float | None = 60.0
-    """After this long, twice and four times as long,
-    they print to stderr which rank the rest of the job waits for.
+    """Seconds after which, and after twice and four times as long, they print to stderr which rank
+    the remaining ranks wait for.
     """
     end_seconds: float | None = None
-    """After so long they end the attempt with that verdict,
-    unless a rank that is waited for shows that it works.
-    """
+    """Seconds after which they end the attempt with that verdict, unless the straggler is busy."""
     busy_seconds: float | None = None
-    """After so long they end it also if that rank shows that it works. None: never."""
+    """Seconds after which they end it even if the straggler is busy. None means never."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -111,33 +107,31 @@ class Options:
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause."""
     settle_seconds: float = SETTLE_SECONDS
-    """Longest wait for other nodes' reports after a failure on this node."""
+    """Longest wait for other nodes' reports after a failure on this node, in seconds."""
     upload_deadline_seconds: float = UPLOAD_DEADLINE_SECONDS
     """Longest time a failing process waits for its error document to be durable."""
     stop_seconds: float = STOP_GRACE_SECONDS
     """Time for workers to end after SIGTERM before they are killed."""
     terminated_stop_seconds: float | None = None
-    """The same after a signal to the launcher, when the scheduler's own time limit counts; None:
-    `stop_seconds`.
-    """
+    """The same after a signal, under the scheduler's time limit; by default, `stop_seconds`."""
     retry_policy: RetryPolicy | None = None
-    """None: firstfault's default."""
+    """If None, firstfault's default applies."""
     in_process_restart: InProcessRestart | None = None
-    """How workers restart in their processes after a fault; None: they don't. Its folder is
+    """How workers restart in their processes after a fault, or None if they don't. Its package is
     optional: only the user's option imports it.
     """
     retries: int | None = None
-    """How often the engine may run the job again; None: unknown."""
+    """How often the engine may run the job again, or None if unknown."""
     restarts_follow_policy: bool = True
-    """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch
-    restarts after any failure.
+    """Whether the retry policy also decides on each of torch's `max_restarts`. If not, torch
+    restarts the workers after any failure.
     """
     stops_repeats: bool = False
     """As `RetryContext.stops_repeats`; for schedulers that retry without limit."""
     watchdog: Watchdog | None = None
-    """Deadlines for the workers; None: off."""
+    """Deadlines for the workers; None if off."""
     hang: Hang | None = Hang()
-    """What the agents do if no rank makes progress; None: they don't look."""
+    """What the agents do if no rank makes progress; None if they don't check."""
 
 
 # --- torchrun's -----------------------------------------------------------------------------------
@@ -154,7 +148,8 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
         workers: of one node.
 
     Raises:
-        firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.
+        firstfault.errors.UsageError: `value` is none of these, or names a local rank that no worker
+        has.
     """
     found: int | dict[int, int] | None = None
     if isinstance(value, str) and _STREAMS.fullmatch(value):
@@ -182,12 +177,13 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
 
 
 def parse_ranks(value: object, name: str, workers: int) -> frozenset[int] | None:
-    """Return local ranks; None: all. The arguments are those of `parse_streams`.
+    """Return local ranks, or None for all. The arguments are those of `parse_streams`.
 
     `value` is "0,1" as torchrun takes it, a collection of numbers, or None or "" for all.
 
     Raises:
-        firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.
+        firstfault.errors.UsageError: `value` is none of these, or names a local rank that no worker
+        has.
     """
     if value is None or value == "":
         return None
@@ -298,8 +294,7 @@ def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
 
 
 def with_node(template: str, values: Mapping[str, object]) -> str:
-    """Return a template of ``string.Template`` for log lines, with `values` in place of
-    ``${group_rank}``, ``${node}``.
+    """Return a ``string.Template`` for log lines with ``${group_rank}``, ``${node}`` replaced.
 
     torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it doesn't know a
     node's rank and name.

@@ -78,7 +78,7 @@ def find_versions() -> tuple[tuple[str, str], ...]:
 
 
 def read_time_limit() -> str:
-    """Return the seconds after which what runs this pod has ended the attempt; empty: it hasn't.
+    """Return after how many seconds this pod's supervisor ended the attempt, or "" if it didn't.
 
     Before it sends SIGTERM, it writes them into the file that `TIME_LIMIT_VARIABLE` names.
     """

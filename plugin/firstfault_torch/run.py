@@ -83,9 +83,7 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
 _MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict that was sealed so long before this node failed, by clocks that may differ,
-is about something else.
-"""
+"""A verdict sealed this long before a node failed is about another failure. Clocks may differ."""
 
 
 class NodeFailedError(Exception):
@@ -173,9 +171,7 @@ def build_node_context(engine: Engine, options: Options) -> NodeContext:
 
 
 def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
-    """Run as `launch` does; the workers themselves record
-    (`firstfault_torch.worker.worker_monitor.recorded`).
-    """
+    """Run like `launch`, with workers that record themselves (`worker.worker_monitor.recorded`)."""
     node_context = with_previous_verdict(build_node_context(engine, options))
     with (
         # The recorder ends before the signal handlers do: its last uploads must not be cut off by a
@@ -253,8 +249,8 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
 
 
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Settle on a verdict with other nodes, or conclude alone, and publish;
-    None if firstfault itself failed.
+    """Agree on a verdict with other nodes, or conclude alone, and publish. Return None if
+    firstfault itself failed.
     """
     publication: Publication | None = None
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
@@ -286,7 +282,7 @@ def _hand_over(publication: Publication, end: RoundEnd, settings: ExitSettings) 
 
 
 def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Return the verdict that one node reached for all; None if the nodes could not settle."""
+    """Return the verdict that one node reached for all, or None if the nodes could not agree."""
     peers = end.peers
     if peers is None:
         return None
@@ -420,8 +416,8 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
 
 
 def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Return the verdict that another node published on this failure; None if there is none,
-    or only an older one.
+    """Return the verdict that another node published on this failure. Return None if there is none,
+    or only an older verdict.
     """
     document = settings.engine.published_verdict()
     if document is None:
@@ -439,7 +435,7 @@ def _conclude_and_seal(
     settings: ExitSettings,
     wait: Wait,
 ) -> Publication | None:
-    """Conclude and seal; None if that fails."""
+    """Conclude and seal. Return None if that fails."""
     with suppress_internal_errors("concluding on the failure"):
         concluded = conclude_on_node(
             end.node_context,

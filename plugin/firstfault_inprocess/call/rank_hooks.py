@@ -80,7 +80,7 @@ class RankHooks:
             raise RuntimeError(f"`finalize` failed: {one_line(store_error)}") from store_error
 
     def assign(self, session: CallSession, gone: Collection[int]) -> None:
-        """Give this rank its place among those that continue, all but the `gone`."""
+        """Assign this rank its place among the ranks that continue, all except `gone`."""
         iteration = session.iteration
         if iteration is None:
             raise InternalError("ranks were assigned outside of a call")
@@ -96,13 +96,13 @@ class RankHooks:
         self.state = Compose(*parts)(context).state
 
     def complete(self) -> None:
-        """Call `completion`: all ranks have completed."""
+        """Call `completion` after all ranks have completed."""
         with suppress_internal_errors("calling `completion`"):
             if self._options.completion is not None:
                 self._options.completion(self.state)
 
     def terminate(self) -> None:
-        """Call `terminate`: this rank takes no part in further iterations."""
+        """Call `terminate`, because this rank takes no part in further iterations."""
         with suppress_internal_errors("calling `terminate`"):
             if self._options.terminate is not None:
                 self._options.terminate(self.state)

@@ -1,4 +1,4 @@
-"""One iteration, as one rank takes part in it."""
+"""One rank's part in one iteration."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class RankIteration:
         return None
 
     def find_own_error(self, error: BaseException | None) -> BaseException | None:
-        """Return what the function raised of itself; None if it was only interrupted."""
+        """Return the function's own exception, or None if it was only interrupted."""
         return find_own_error(error, is_interrupted=self._monitor.known.is_set())
 
     def end(self, error: BaseException | None, own: BaseException | None) -> float:
@@ -174,7 +174,7 @@ class RankIteration:
         return self._iteration.faults()
 
     def lose_store(self) -> None:
-        """Leave without informing the peers: the store is lost."""
+        """Leave without informing the peers, because the store is lost."""
         # LEFT ends the heartbeats and keeps the monitor process from reporting a death; peers that
         # still reach the store miss the heartbeats.
         self._progress.phase = RankPhase.LEFT

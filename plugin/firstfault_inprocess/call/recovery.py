@@ -1,4 +1,4 @@
-"""A fault from which the ranks continued, and who learns of it."""
+"""Reports a fault from which the ranks continued."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Interruption:
     until it called the function again.
     """
     first: bool
-    """Whether this rank is the one that speaks for all: the lowest that continues."""
+    """Whether this rank reports for all: it is the lowest that continues."""
 
 
 class Observer(Protocol):
@@ -39,9 +39,7 @@ class Observer(Protocol):
         """All ranks that are left call the function again."""
 
     def collectives_begun(self) -> int | None:
-        """Return how many collectives this rank has begun; None:
-        unknown. Runs in another thread.
-        """
+        """Return how many collectives this rank has begun, or None. Runs in another thread."""
 
 
 def report_recovery(

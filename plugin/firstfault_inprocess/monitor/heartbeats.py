@@ -1,4 +1,4 @@
-"""Heartbeats between the monitor processes: one that goes silent has lost its rank."""
+"""Heartbeats between the monitor processes: the rank of a process that falls silent is lost."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class MonitorThread:
         self._has_raised = False
         self._left = threading.Event()
         self.outcome: IterationEnd | None = None
-        """How the iteration ended; None while it hasn't."""
+        """How the iteration ended, or None while it runs."""
         self.known = threading.Event()
         """Set when the outcome is known."""
         self.aborted = threading.Event()
@@ -197,7 +197,7 @@ class MonitorThread:
         self._left.set()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the thread's end; False if it still runs."""
+        """Wait for the thread's end. Return False if it still runs."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -224,7 +224,7 @@ def _take_back() -> None:
 
 
 def find_own_error(error: BaseException | None, *, is_interrupted: bool) -> BaseException | None:
-    """Return what the function raised of itself; None if it was only interrupted.
+    """Return the function's own exception, or None if it was only interrupted.
 
     Code on the way out may make another exception of the interruption: asyncio's task groups an
     ExceptionGroup, a framework's ``except BaseException`` a SystemExit.

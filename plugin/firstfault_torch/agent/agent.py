@@ -272,7 +272,7 @@ class ReportingAgent(LocalElasticAgent):
             self._signals.acknowledge()
         if terminated or error is not None:
             # It may have come before this node was connected. The peers' workers wait for those of
-            # this node, for ever if nobody tells them.
+            # this node, forever without a notice.
             with (
                 self._signals.postponed(),
                 suppress_internal_errors_in_main("connecting the agents"),

@@ -30,13 +30,13 @@ class WorkerExit:
     local_rank: int
     pid: int
     exit_code: int
-    """As in multiprocessing: negative for a signal."""
+    """As in multiprocessing, the exit code is negative after a signal."""
     wall_ns: int
     monotonic_ns: int
 
     @property
     def signal(self) -> str:
-        """Name of the signal that killed it; empty if it exited."""
+        """Name of the signal that killed the worker; empty if the worker exited."""
         return signal_name(-self.exit_code) if self.exit_code < 0 else ""
 
 
@@ -83,9 +83,7 @@ class WorkerSnapshot:
     collectives: tuple[model.CollectiveProgress, ...] = ()
     thread_failures: tuple[model.ThreadFailure, ...] = ()
     raised_at: model.FrameInfo | None = None
-    """Where an exception was raised that was on its way out, but that Python didn't show yet; None:
-    there was none.
-    """
+    """Where an exception in flight was raised that Python didn't show yet, or None without one."""
     handled_exceptions: tuple[model.HandledException, ...] = ()
 
 
@@ -113,7 +111,7 @@ class WorkerStop:
     observations: Mapping[int, WorkerSnapshot] = field(default_factory=dict)
     """By local rank."""
     killed_ns: int | None = None
-    """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: unknown."""
+    """When the agent began to send SIGKILL, or None. An earlier SIGKILL isn't the agent's."""
 
     def ended(self, worker_exit: WorkerExit) -> bool:
         """Whether this stop ended a worker; never one of `first`,
@@ -161,8 +159,8 @@ def describe_exit(
     traces: ExitEvidence | None = None,
     expiry: ExpiredWorker | None = None,
 ) -> model.WorkerError:
-    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it;
-    None: it didn't.
+    """Return the failure record of a worker's death. `stop` and `expiry` say why the agent ended
+    the worker, and are None if it didn't.
     """
     traces = traces or ExitEvidence()
     # A worker that was killed at a deadline may die after a stop began: the deadline is the reason.

@@ -102,7 +102,7 @@ class ExitWatch:
 
 
 def _open_end_descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
-    """Return what becomes readable when the process ends; `opened` closes it if necessary.
+    """Return an object that becomes readable when the process ends; `opened` may close it.
 
     The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The
     process's own children inherit that pipe: while a data loader lives, it doesn't become readable.

@@ -58,23 +58,21 @@ class RoundEnd:
     report: NodeReport
     """What this node has written about the round."""
     results: dict[int, Any] | None = None
-    """What the workers returned, by global rank; empty if the job finished without this node. None:
-    it failed.
+    """What the workers returned, by global rank. Empty if the job finished without this node, None
+    if the job failed.
     """
     error: Exception | None = None
     """What torch raised: ChildFailedError, SignalException, or an error of the agent itself;
-    PeerFailedError if another node failed. None: the workers succeeded.
+    PeerFailedError if another node failed; None if the workers succeeded.
     """
     group_rank: int = 0
     """This node's."""
     restart_refusal: RestartRecord | None = None
-    """The decision against a restart that ended the attempt; None: there was none."""
+    """The decision against a restart that ended the attempt, or None if there was none."""
     finished_results: dict[int, Any] = field(default_factory=dict)
-    """Of a failed node, by global rank: what functions had returned before the
-    node knew of a failure.
-    """
+    """On a failed node: what functions had returned before the failure was known, by rank."""
     peers: Peers | None = None
-    """The agents of all other nodes; None: there is only this node, or the round hadn't begun."""
+    """The agents of all other nodes, or None for a single node or before the round began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +273,7 @@ def name_root_cause(error: Exception, report: NodeReport, root_ranks: Sequence[i
         return error
     ended = report.exits[rank]
     if not ended.exit_code:
-        return error  # torch takes it for a success
+        return error  # torch treats it as a success
     file = report.error_files.get(ended.local_rank, "")
     failure = process_failure(ended.local_rank, ended.pid, ended.exit_code, file)
     return ChildFailedError(error.name, {rank: failure})

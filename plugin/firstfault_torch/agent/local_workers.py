@@ -90,11 +90,9 @@ class LocalWorkers:
         self.expired: dict[int, ExpiredWorker] = {}
         """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: WorkerStop | None = None
-        """Why this agent stopped the workers of the round; None: it didn't."""
+        """Why this agent stopped the workers of the round, or None if it didn't."""
         self.grace = GracePeriod()
-        """Of the healthy workers in this round: after a signal to a node they keep the time
-        that torch gives them.
-        """
+        """Gives the round's healthy workers torch's full timeout after a signal to a node."""
         self._process_stop: ProcessStop | None = None
         """The stop that is under way, from the moment at which the workers get their signal."""
         self._is_stopping = False
@@ -124,8 +122,8 @@ class LocalWorkers:
             self._channel.begin(self._reporter.node_context.round)
 
     def open_timers(self) -> TimerServer | None:
-        """Make the FIFO for the workers' deadlines, before the workers start; None:
-        no watchdog is configured.
+        """Make the FIFO for the workers' deadlines before the workers start. Return None if no
+        watchdog is configured.
         """
         if self._watchdog is not None:
             node_context = self._reporter.node_context
@@ -301,9 +299,7 @@ class LocalWorkers:
         return call_with_timeout(read, time_limits.RESULTS_TIMEOUT_SECONDS, doing, local=True) or {}
 
     def discard_exits(self, local_ranks: frozenset[int]) -> None:
-        """Take workers as ended without a failure:
-        the remaining ranks had continued without them.
-        """
+        """Ignore these exits, because the remaining ranks continued without the workers."""
         # A failure leads here more than once with the same ranks: a document is withdrawn once.
         for rank in local_ranks - self._forgotten:
             self._reporter.withdraw(rank)
@@ -353,7 +349,7 @@ class LocalWorkers:
                 self._reporter.document(worker_exit, self.stopped, only_held=True)
 
     def document(self, worker_exit: WorkerExit) -> None:
-        """Document one death in the background; once."""
+        """Document one death in the background, unless that has begun."""
         rank = worker_exit.local_rank
         # Asks no worker: it reads the last answer of the round, such as the one to
         # `_ask_before_abort`.
@@ -409,9 +405,7 @@ class LocalWorkers:
         )
 
     def kill_hung_workers(self, local_ranks: Iterable[int], seconds: float) -> None:
-        """End workers because the job made no progress for so long,
-        as at a deadline that they didn't keep.
-        """
+        """Kill workers because the job made no progress for `seconds`, as at a missed deadline."""
         timers = (
             Timer(pid, "hang", "", 0.0, seconds)
             for rank, pid in self.alive.items()
@@ -582,7 +576,7 @@ class LocalWorkers:
         self._run_stop()
 
     def resume_stop(self, sent: signal.Signals, seconds: float) -> None:
-        """End a stop that the exception of a signal has interrupted; a no-op otherwise."""
+        """Finish a stop that a signal's exception has interrupted; otherwise a no-op."""
         if not self._is_stopping or self.stopped is None:
             return
         if self._process_stop is None:  # it was interrupted before the workers got their signal
@@ -610,9 +604,7 @@ class LocalWorkers:
             self.stopped = replace(self.stopped, killed_ns=killed_ns)
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
-        """Wait a moment for workers with an exception on its way out;
-        return those that have reported one.
-        """
+        """Wait a moment for workers with an exception in flight, and return those that report."""
         deadline = time.monotonic() + min(
             time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2
         )

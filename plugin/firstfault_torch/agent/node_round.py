@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from firstfault_torch.hang.watch import StallWatch
 
 HANG_ENTRY_POINTS = "firstfault.hang"
-"""Entry-point group of watches for stalls: callables with the parameters of
-`firstfault_torch.hang.StallWatch`.
-"""
+"""Entry-point group of stall watches: callables like `firstfault_torch.hang.StallWatch`."""
 NEW_RENDEZVOUS = "a new rendezvous begins"
 AGENT_FAILED = "its agent had failed"
 _SIBLING_FAILED = "another worker of this node had failed"
@@ -62,8 +60,7 @@ class NodeRound:
     ) -> None:
         options = settings.options
         self.wake = threading.Event()
-        """Set when the main thread has to look: a worker failed, or the round's outcome is known.
-        """
+        """Set to wake the main thread: a worker failed, or the round's outcome is known."""
         self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
         watchdog = resolve_watchdog(options.watchdog)
@@ -83,7 +80,7 @@ class NodeRound:
             )
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
-        """None: this is the only node, or the round hasn't begun."""
+        """The agents of all other nodes, or None for a single node or before the round begins."""
         self._stalls: StallWatch | None = None
         self.waits_at_exit = False
         """Whether this node's workers have succeeded, and it waits for other nodes."""
@@ -180,7 +177,7 @@ class NodeRound:
 
     @property
     def finished_results(self) -> dict[int, Any]:
-        """What functions of this node returned before it knew of a failure, by global rank."""
+        """What functions of this node returned before a failure was known, by global rank."""
         results: dict[int, Any] = {}
         with suppress_internal_errors("reading the results of finished workers"):
             has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
@@ -273,8 +270,8 @@ class NodeRound:
         return self._settings.options.stop_seconds if self._has_failed else self._terminated_seconds
 
     def _find_grace(self) -> float:
-        """Return for how long workers may run that would be killed now; 0: no node got a signal,
-        as far as known.
+        """Return for how many seconds longer workers may run that would be killed now. That is 0 if
+        no node is known to have received a signal.
         """
         # A signal to one node ends its workers. Other nodes may see this before the signal's notice
         # arrives, as failures of ranks that have lost their peers.
@@ -341,9 +338,7 @@ class NodeRound:
     # --- a failure of the agent itself ------------------------------------------------------------
 
     def report_signal(self, received: SignalReceived) -> None:
-        """Report at once that this node is terminated;
-        called from the thread that receives signals.
-        """
+        """Report at once that this node is terminated. Runs in the signal thread."""
         try:
             if self.finished:
                 return

@@ -46,7 +46,7 @@ class Restarts:
 
     @property
     def ask(self) -> bool:
-        """Whether the agents decide; False: torch does."""
+        """Whether the agents decide instead of torch."""
         return self._decide is not None
 
     def can_continue_without_node(self, nodes: int) -> bool:
@@ -60,8 +60,7 @@ class Restarts:
         peers: Peers | None,
         first: FailureNotice,
     ) -> RestartRecord | None:
-        """Return and store the agents' decision on the round;
-        None if a node fails permanently before it.
+        """Store and return the agents' decision, or None if a node fails permanently first.
 
         Waits for other nodes, as `VerdictElection.settle` does. Without `peers` this is the only
         node, or the agents aren't connected.
@@ -120,9 +119,7 @@ class Restarts:
     def _vote(
         self, peers: Peers, judge: Callable[[CollectedReports], RestartRecord | None]
     ) -> tuple[RestartRecord, bool] | None:
-        """Return the decision of all agents, and whether this one took it;
-        None if they haven't agreed.
-        """
+        """Return the agents' decision, or None without one, and whether this agent made it."""
         own = document = b""
         for step in peers.agree(self._reporter.report.copies, self._seconds):
             if isinstance(step, ElectedVerdict):

@@ -23,10 +23,10 @@ class AgentSettings:
     min_nodes: int = 1
     """Fewest nodes with which the job continues."""
     decide_restart: DecideRestart | None = None
-    """Judges a failed round before torch restarts the workers; None: torch's way."""
+    """Judges a failed round before torch restarts the workers. If None, torch decides alone."""
     load: Callable[[], object] = lambda: None
     """Called once the workers have started: imports what a failure needs."""
 
 
 DecideRestart = Callable[[NodeContext, CollectedReports, RestartContext], RestartRecord | None]
-"""Judges a round by the agents' reports; returns the decision, None if that failed."""
+"""Judges a round by the agents' reports. Returns the decision, or None if that failed."""

@@ -20,8 +20,8 @@ from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node_context import NodeContext
 
 worker_sessions: set[int] = set()
-"""Those that workers lead which are programs, by process id;
-workers that are functions are in this process's.
+"""Process ids of workers that are programs and lead a session. Workers that are functions stay in
+this process's session.
 """
 
 

@@ -40,9 +40,7 @@ _ANCESTORS = 8
 def resolve_watchdog(
     asked: Watchdog | None, environment: Mapping[str, str] = os.environ
 ) -> Watchdog | None:
-    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None:
-    none.
-    """
+    """Return the watchdog that the user requested, also by torch's variable, or None."""
     if asked is None and environment.get(TORCH_ENABLED_VARIABLE) == "1":
         return Watchdog()
     return asked
@@ -51,7 +49,7 @@ def resolve_watchdog(
 def open_timers(
     files: NodeFolder | None, round_: int, environment: Mapping[str, str] = os.environ
 ) -> TimerServer | None:
-    """Return a server for a round's workers; None, with a warning, if no FIFO could be made.
+    """Return a server for a round's workers, or warn and return None if no FIFO could be made.
 
     It tries the path that the user gave to torch, then the node's folder.
     """
@@ -137,9 +135,7 @@ class TimerServer:
                 self.path.unlink()
 
     def get_last_progress_time(self) -> int:
-        """Return when the watch last looked, seconds since the Unix epoch:
-        torch's health check asks for it.
-        """
+        """Return the Unix time of the watch's last check, in seconds, for torch's health check."""
         return int(self._progress if self._thread is not None else time.time())
 
     def forget(self) -> None:
@@ -193,9 +189,7 @@ class TimerServer:
         return max(0.0, min(min(deadlines) - time.monotonic(), time_limits.WATCHDOG_POLL_SECONDS))
 
     def _postpone(self, seconds: float) -> None:
-        """Move all deadlines: while this process was frozen, its workers may have been frozen,
-        too.
-        """
+        """Move all deadlines, because the workers may have been frozen together with this agent."""
         logger.warning(
             "postponing the watchdog's deadlines by %.1f s: the agent was frozen", seconds
         )
@@ -254,8 +248,8 @@ class TimerServer:
         return expired
 
     def _find_worker(self, pid: int) -> int | None:
-        """Return the worker that is this process or one of its ancestors; None: no worker is,
-        or it has ended.
+        """Return the worker that is this process or one of its ancestors. Return None if no worker
+        is, or if it has ended.
         """
         for _ in range(_ANCESTORS):
             if pid in self._pids:

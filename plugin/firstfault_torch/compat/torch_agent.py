@@ -259,15 +259,15 @@ def describe_failure(context: Any, local_rank: int, pid: int, exit_code: int) ->
 
 
 def log_failure(lines: dict[int, str], root_ranks: Sequence[int] = ()) -> None:
-    """Log one line of `describe_failure` through torch's logger, and drop all: about the root
-    cause, else about the first failure.
+    """Log one line of `describe_failure` through torch's logger, and drop all lines. The line is
+    about the root cause if it is known, otherwise about the first failure.
 
     torch names the failure that it sees first. A worker may see a peer's broken connection, and
     exit, while the peer still runs its exit handlers.
 
     Args:
         lines: by global rank, in the order of the failures.
-        root_ranks: the root cause, of any node; empty: unknown.
+        root_ranks: global ranks of the root cause, on any node; empty if unknown.
     """
     named = next((rank for rank in (*root_ranks, *lines) if rank in lines), None)
     line = lines[named] if named is not None else ""

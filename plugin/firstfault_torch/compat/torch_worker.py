@@ -58,8 +58,7 @@ def flight_recorders() -> list[Callable[..., Any]]:
 
 
 def collective_counts() -> tuple[int, int]:
-    """Return how many collectives of all groups have begun and ended in this process; -1:
-    it isn't known.
+    """Return how many collectives of all groups have begun and ended here, -1 if unknown.
 
     The recorders are asked for their counters alone, which takes some microseconds. Without a
     recorder (gloo before torch 2.8) only the beginnings are known.
@@ -107,7 +106,7 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _count_collectives(backend: Any) -> int | None:
-    """Return how many collectives of a backend have begun; None: it doesn't count them."""
+    """Return how many collectives of a backend have begun, or None if it doesn't count them."""
     with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
         return int(backend._get_sequence_number_for_group())  # noqa: SLF001 - see __init__
     return None
@@ -130,7 +129,7 @@ def _list_backends() -> dict[str, list[Any]]:
 
 
 def group_teardown() -> types.FunctionType | None:
-    """Return ``torch.distributed.destroy_process_group``; None if its code can't be replaced."""
+    """Return ``torch.distributed.destroy_process_group``, or None if its code can't be replaced."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return None  # a program that has no group
@@ -150,7 +149,7 @@ def has_process_group() -> bool:
 
 
 def rank_in_group() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks; None: it has no process group."""
+    """Return this process's rank and the number of ranks, or None without a process group."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not has_process_group() or not c10d.is_initialized():
         return None

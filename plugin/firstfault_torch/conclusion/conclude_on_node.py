@@ -39,11 +39,11 @@ class Wait:
 
     seconds: float
     expected_nodes: int | None = None
-    """Overrides the number in the roster."""
+    """Number of nodes in place of the number in the roster."""
     is_hurried: bool = False
-    """The process is about to end: nothing but the wait for the nodes may take long."""
+    """Whether the process is about to exit, so only the wait for the nodes may take long."""
     complete: bool = True
-    """False: it is known that a node that lives hasn't reported."""
+    """False if a live node is known not to have reported."""
     shutdown_requested: threading.Event | None = None
     """Once set, ends the wait."""
 
@@ -64,8 +64,8 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     both are. Each with a warning.
 
     `copies` are documents and roster entries that this node has, by path below the output prefix;
-    `wait` is for the nodes that live. With `restart` the question is whether torch restarts the
-    workers within the attempt; None: whether the attempt is followed by another one.
+    `wait` is for the nodes that live. With `restart`, decide whether torch restarts the workers
+    within the attempt; without it, whether another attempt follows.
 
     Raises:
         LookupError: no failure is recorded, on this node or in storage.
@@ -148,7 +148,7 @@ def _first_conclusion(
             logger.warning(text, name, type(error).__name__, error)
         logged = str(error)
         if isinstance(error, _TooLateError):
-            break  # it isn't known which of the two takes so long
+            break  # either of the two may be slow
     # The defaults last, without a thread and without a limit: they are this project's code, and
     # need no storage.
     return _conclude(job, *last, context)

@@ -1,4 +1,4 @@
-"""Hands a verdict to the task's next attempt, and reads that of the previous one."""
+"""Stores a verdict for the task's next attempt, and reads the verdict of the previous attempt."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def _with_variable(node_context: NodeContext, value: str) -> NodeContext:
 def find_previous_verdict(
     node_context: NodeContext, seconds: float, shutdown_requested: threading.Event | None = None
 ) -> SealedVerdict | None:
-    """Return how the attempt before ended; None if it left no verdict,
-    or none that can be read in time.
+    """Return how the previous attempt ended. Return None if it left no verdict, or none that can be
+    read in time.
     """
     where = node_context.identity.previous_handover_uri
     if not where:
@@ -83,7 +83,7 @@ def find_previous_verdict(
 
     def read() -> SealedVerdict | None:
         document = get_file(where, VERDICT)
-        # None: its pods were lost, or it ran without firstfault
+        # None if its pods were lost, or if it ran without firstfault
         return read_sealed_verdict(document) if document is not None else None
 
     return call_with_timeout(
@@ -95,8 +95,7 @@ def find_previous_verdict(
 
 
 def count_retries_left(attempt: int, retries: int | None, previous: Decision | None) -> int | None:
-    """Return how many of the task's retries are left after the previous attempt's decision;
-    None if unknown.
+    """Return how many of the task's retries the previous attempt's decision left, None if unknown.
 
     The attempt's number, from 0, isn't enough: attempts that the platform lost don't use up the
     task's retries.

@@ -127,7 +127,7 @@ def get_conclusion_delay(group_rank: int) -> float:
 def wait_for_peer_verdict(
     find: Callable[[], Publication | None], seconds: float, shutdown_requested: threading.Event
 ) -> Publication | None:
-    """Look for another node's verdict until this node's turn has come; None if there is none."""
+    """Look for another node's verdict until this node's turn. Return None if there is none."""
     # Nodes lose the store at the same time. The random first pause keeps them from reading the
     # storage in step.
     deadline = time.monotonic() + seconds

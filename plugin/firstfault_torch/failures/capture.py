@@ -57,7 +57,7 @@ compile_patterns(exceptions)
 
 
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
-    """Return `error` as data; `in_flight`: it is still inside the task function."""
+    """Return `error` as data. `in_flight` means that it is still inside the task function."""
     if isinstance(noted := _get_attribute(error, NOTED), ExceptionInfo):
         return noted
     found = _capture(error, [])
@@ -65,8 +65,7 @@ def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
 
 
 def before_exit(error: BaseException) -> BaseException:
-    """Return the exception that the program turned into ``sys.exit(code)``;
-    `error` itself if there is none.
+    """Return the exception that became ``sys.exit(code)``, by default `error` itself.
 
     Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the
     exception is the reason, not the exit. So it is with the end of in-process restarts.
@@ -159,9 +158,7 @@ def _capture(
     *,
     is_link: bool = False,
 ) -> ExceptionInfo:
-    """Return an exception, and add it to those that are done; `is_link`:
-    its chain is recorded elsewhere.
-    """
+    """Return an exception as data and add it to `done`; with `is_link`, without its causes."""
     done.append(error)
     kind = type(error)
     frames, omitted = _list_frames(_get_attribute(error, "__traceback__"))

@@ -36,7 +36,7 @@ class FlyteClass:
     """The fields of a document about such an error, in the terms of flyteidl's ContainerError."""
 
     category: str
-    """Empty: the reader derives it from exit code and signal."""
+    """If empty, the reader derives it from exit code and signal."""
     kind: Kind
     origin: Origin
     code: str

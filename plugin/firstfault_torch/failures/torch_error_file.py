@@ -101,7 +101,7 @@ def remove_error_files(log_folder: str) -> None:
 
 
 def read_error_file(path: str | Path) -> dict[str, Any] | None:
-    """Return the message part of an ``error.json``; None if the file is missing or unreadable."""
+    """Return the message part of an ``error.json``, or None if the file can't be read."""
     try:
         message = parse_json(Path(path).read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError, TypeError):

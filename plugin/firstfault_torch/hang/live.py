@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class LiveProgress:
-    """Publishes this node's progress, and as the first agent that of all nodes.
+    """Publishes this node's progress; the first agent also publishes the progress of all nodes.
 
     Args:
         reporter: writes the view.
         places: this node's ranks.
-        peers: the agents of all other nodes; None: this is the only node.
+        peers: the agents of all other nodes, or None for a single node.
         tracker: progress of this node's workers, updated before each `publish`.
     """
 

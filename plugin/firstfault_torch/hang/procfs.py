@@ -87,8 +87,8 @@ def read_kernel_state(pid: int) -> list[str]:
 
 
 def describe_wait(pid: int) -> str:
-    """Return the system call in which a process's main thread waits: "waits in read of a pipe";
-    empty: in none known.
+    """Return the system call in which a process's main thread waits, such as "waits in read of a
+    pipe", or "" if it waits in no known system call.
 
     Reading it neither stops nor interrupts the process.
     """

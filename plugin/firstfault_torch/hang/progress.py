@@ -92,8 +92,8 @@ class ProgressTracker:
         return now - self._answered.get(local_rank, self.since)
 
     def seconds_at_position(self, local_rank: int, now: float) -> float | None:
-        """Return the minimum time of a worker's main thread at its position; None:
-        it never answered.
+        """Return the minimum seconds that a worker's main thread has been at its position. Return
+        None if the worker never answered.
         """
         place = self._places.get(local_rank)
         return now - place[1] if place is not None else None

@@ -36,15 +36,15 @@ class WorkerObservation:
     group_rank: int
     local_rank: int
     unchanged_seconds: float | None = None
-    """How long its main thread has been at the same position; None: the worker is unresponsive."""
+    """How long the main thread has been at its position; None for an unresponsive worker."""
     findings: tuple[str, ...] = ()
-    """Sentences without a subject: "is stopped by a signal (SIGSTOP)"."""
+    """What was observed, as sentences without a subject: "is stopped by a signal (SIGSTOP)"."""
     is_busy: bool = False
     """Whether its main thread moves, or the worker uses the CPU, reads or writes."""
     is_paused_on_purpose: bool = False
     """Whether the program or a person paused it: a watchdog's block, a debugger, SIGSTOP."""
     stalled_seconds: float | None = None
-    """Time without progress of its node; None: that of the agent that concludes."""
+    """Seconds without progress on its node; if None, those of the concluding agent."""
     ends_attempt: bool = True
     """Whether its node has been without progress for long enough to end the attempt."""
 
@@ -55,23 +55,21 @@ class StallReport:
 
     lines: tuple[str, ...]
     ranks: tuple[int, ...] = ()
-    """The stragglers; empty: no rank differs from the rest."""
+    """The stragglers; empty if no rank differs from the rest."""
     node: str = ""
     position: str = ""
     """The first straggler's: "loader.py:88 in read_shard"."""
     exit_stage: str = ""
-    """What of the first straggler had ended, if it's at no line of the program: "its function had
+    """What the first straggler had finished, if it is at no line of the program: "its function had
     returned while its peers waited for it".
     """
     workers_to_kill: tuple[tuple[int, int], ...] = ()
-    """(group rank, local rank) of the workers to kill so that the attempt ends; empty:
-    the attempt continues.
-    """
+    """(group rank, local rank) of the workers to kill to end the attempt; empty to continue it."""
 
     @property
     def place(self) -> str:
-        """The first straggler's position; without one, the end of the first line:
-        "no single rank is behind".
+        """The first straggler's position. Without a straggler, the end of the first line: "no
+        single rank is behind".
         """
         return self.position or self.exit_stage or "".join(self.lines[:1]).rpartition(", ")[2]
 
@@ -135,7 +133,7 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         ignores_busy_ranks: return no lines if a straggler is busy.
         own: group rank of the agent that concludes.
         end_seconds: time without progress after which the attempt is ended, outside of the first
-            steps; None: never.
+            steps; None if it is never ended.
     """
     failures, facts = from_files(files)
     # The last rank that made progress counts: in another group, the ranks of a node may have gone
@@ -196,8 +194,8 @@ def build_stall_report(  # noqa: PLR0913 - keywords
 def _find_accused_ranks(
     failures: Sequence[WorkerError], facts: Mapping[int, WorkerObservation]
 ) -> list[int]:
-    """Return the ranks that the verdict on the observations names, the first one first; empty:
-    none stands out.
+    """Return the ranks named by the verdict on the observations, the earliest first. Return an
+    empty list if no rank differs from the rest.
     """
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
@@ -219,7 +217,7 @@ def _describe_rest(
 
 
 def _describe_end(seconds: float, end_seconds: float | None, *, is_starting: bool) -> str:
-    """Return when the attempt will be ended; empty: never, or the time is over."""
+    """Return when the attempt will be ended, or "" if never or if that time has passed."""
     ends_at = (end_seconds or 0) * (FIRST_STEPS_FACTOR if is_starting else 1)
     if seconds >= ends_at:
         return ""

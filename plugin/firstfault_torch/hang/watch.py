@@ -77,9 +77,9 @@ MAX_INCOMPLETE_COLLECTIVES = 3
 SETTLED_STALLS_KEPT = 2
 """Stalls of which the round's store keeps what the nodes shared."""
 SETTLED_STALLS_DELETED = 3
-"""Stalls before those that are deleted each time."""
+"""Number of older stalls for which the observations are deleted each time."""
 NEXT_LIMIT_FACTOR = 1.5
-"""How much longer than at the last look a stall has to be, at least, until the next one."""
+"""How much longer than at the last check a stall has to be, at least, for the next check."""
 MAX_REMEMBERED_STALLS = 1000
 """Stalls of different ranks or positions that are remembered; then the first is forgotten,
 on all nodes alike.
@@ -91,7 +91,7 @@ BUSY_IO_BYTES = 1 << 20
 """Between two polls; a waiting process stays below."""
 STALL_COUNT_KEY = "firstfault/stalls"
 NOTIFY_STALLS_VARIABLE = "FIRSTFAULT_NOTIFY_STALLS"
-"""Environment variable; 0: notify about verdicts only."""
+"""Environment variable. With the value 0, notifiers get verdicts only."""
 PROCESS_GROUPS_FILE = "torch/distributed/distributed_c10d.py"
 
 
@@ -100,8 +100,7 @@ def _get_topic(number: int) -> str:
 
 
 def _get_next_limit(first: float, seconds: float) -> float:
-    """Return when to look next, after a look at `seconds`: at the first limit times 2, 4,
-    8 and so on.
+    """Return when to check next after `seconds`: at the first limit times 2, 4, 8 and so on.
 
     The nominal time is doubled. The measured time is longer by part of a poll, a different part on
     each node, and doubling would make the nodes drift apart.
@@ -141,7 +140,7 @@ class StallWatch:
             the straggler.
         reporter: stores the record of each stall, and the live view.
         places: this node's ranks, and the number of nodes.
-        peers: the agents of all other nodes; None: this is the only node.
+        peers: the agents of all other nodes, or None for a single node.
     """
 
     def __init__(
@@ -185,11 +184,11 @@ class StallWatch:
         self._end_s = 0.0
         """Like `_next_s` for ending the attempt: the reason that spared it may be gone by then."""
         self._stall: _Stall | None = None
-        """The current stall; None: the workers make progress."""
+        """The current stall, or None while the workers make progress."""
         self._used: dict[int, Usage] = {}
         self._connections: tuple[Any, Any] | None = None
-        """The store, and a second connection on which an election waits; None: not connected,
-        or lost.
+        """The store, and a second connection on which an election waits. None before connecting and
+        after the connection broke.
         """
         self._connect = BackgroundCall[tuple[Any, Any] | None](
             self._open_connections, None, STORE_TIMEOUT_SECONDS
@@ -413,9 +412,7 @@ class StallWatch:
         return opened
 
     def _call_store(self, call: Callable[[Any], T], doing: str) -> T | None:
-        """Return the result of an operation of the store; None: there is only one node,
-        or the store is lost.
-        """
+        """Return the result of a store operation, or None for a single node or a lost store."""
         if self._connections is None and self._peers is not None:
             self._connections = self._connect()
         if (connections := self._connections) is None:
@@ -429,8 +426,8 @@ class StallWatch:
         return results[0]
 
     def _get_stall_number(self) -> int | None:
-        """Return the number of the next stall; None: there is only one node,
-        or the store's host is frozen.
+        """Return the number of the next stall. Return None if there is only one node, or if the
+        store's host is frozen.
         """
         # Adding 0 reads the counter. The number names the election: nodes that notice the stall at
         # different times meet under the same keys, until the election is over and the number is
@@ -462,9 +459,7 @@ class StallWatch:
         files: dict[str, bytes],
         conclude: partial[StallReport],
     ) -> _Stall | None:
-        """Share the observations, and return the report of the leader; None:
-        no leader concluded.
-        """
+        """Share the observations, and return the leader's report, or None without a leader."""
         connections, places = self._connections, self._places
         if connections is None:
             return None
@@ -652,8 +647,8 @@ class StallWatch:
             notify(report)
 
     def _store_record(self, stall: _Stall, lost: float | None = None) -> RestartRecord | None:
-        """Write and return the record of a stall, or complete it with how long it took; None:
-        it has none.
+        """Write the record of a stall, or add to it how long the stall took. Return the record, or
+        None if the stall has none.
         """
         # Only the leader writes: an election leaves one record.
         if not stall.is_mine or stall.number >= (
@@ -681,8 +676,8 @@ class StallWatch:
 
 
 def _keep_incomplete(progress: CollectiveProgress) -> tuple[Collective, ...]:
-    """Return the first collectives of a group that haven't ended:
-    with those of 10,000 ranks one agent has to deal.
+    """Return only the first unfinished collectives of a group, because one agent may have to
+    process those of 10,000 ranks.
     """
     last = [entry for entry in progress.last if entry.sequence > (progress.completed or 0)]
     return tuple(last[:MAX_INCOMPLETE_COLLECTIVES] or progress.last[-1:])

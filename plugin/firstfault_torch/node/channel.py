@@ -182,7 +182,7 @@ class _Listener:
 
 
 class AgentChannel:
-    """The agent's end; its listening thread calls `wake` when a worker reports that it failed."""
+    """The agent's end. Its listening thread calls `wake` when a worker reports its failure."""
 
     def __init__(self, files: NodeFolder, wake: Callable[[], None]) -> None:
         self._files = files

@@ -98,7 +98,7 @@ def spool_for_agent(node_context: NodeContext) -> Spool | None:
 
 
 def _get_folder(node_context: NodeContext) -> NodeFolder | None:
-    """Return the node's files; None without a folder or after the recorder has removed it."""
+    """Return the node's files, or None without a folder or after the recorder removed it."""
     files = node_context.files
     return files if files is not None and files.exists else None
 
@@ -180,7 +180,7 @@ def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: floa
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:
-    """Return a document below the output prefix; None if there is none.
+    """Return a document below the output prefix, or None if there is none.
 
     Raises:
         firstfault.errors.StoreError: it can't be read.

@@ -292,7 +292,7 @@ class StderrRelay:
 
 
 def _read_tail(file: str) -> bytes:
-    """Return the end of a file; empty if it can't be read."""
+    """Return the tail of a file, or nothing if the file can't be read."""
     try:
         with Path(file).open("rb") as stream:
             stream.seek(max(os.fstat(stream.fileno()).st_size - _KEPT_BYTES, 0))

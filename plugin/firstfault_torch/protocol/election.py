@@ -155,9 +155,9 @@ class Election:
     def __init__(self, own: int, nodes: int, limits: Limits, topic: str = "") -> None:
         self.phase = ElectionPhase.REPORTING
         self.deadline: float | None = None
-        """Monotonic time; None: an answer comes by another event."""
+        """Monotonic time in seconds, or None while another event will bring the answer."""
         self.arrival_number = 0
-        """1 for the first agent that reported, and so on; 0: not reported yet."""
+        """1 for the first agent that reported, 2 for the second, and so on; 0 before the report."""
         self._own = own
         self._nodes = nodes
         self._limits = limits

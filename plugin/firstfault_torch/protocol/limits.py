@@ -14,7 +14,7 @@ class Limits:
     acknowledgment: float
     """After this an agent that acknowledged nothing isn't waited for."""
     first_pause: float
-    """Between two looks who has reported; doubled each time."""
+    """Seconds between two checks of who has reported, doubled each time."""
     longest_pause: float
     leader: float
     """For another agent's conclusion."""

@@ -1,6 +1,4 @@
-"""What goes into an election and what comes out of it: events, operations of the store,
-and instructions.
-"""
+"""The inputs and outputs of an election: events, operations of the store, and instructions."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class Started:
 
     report: bytes
     settle_seconds: float
-    """Most time for the others' reports."""
+    """Longest wait for the peers' reports, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """A signal has told this process to end."""
+    """This process got a signal to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE, FOLDER_VARIABLE
 
 
 class _Previous(NamedTuple):
-    """How the attempt before failed; empty: it was preempted, or left no document."""
+    """How the previous attempt failed; empty if it was preempted or left no document."""
 
     fingerprint: str = ""
     machine: str = ""
@@ -77,7 +77,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         self._folder = given_folder()
         self._mode = read_decision_mode()
         self._run = ""
-        """Empty: nothing is recorded."""
+        """Empty if nothing is recorded."""
         self._attempt = -1
         self._is_judged = False
         self._ranks = 0

@@ -59,7 +59,7 @@ UNBOUNDED_WAIT = dt.timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class CollectedReports:
-    """The reports of all nodes, as the leader gets them."""
+    """The reports of all nodes, for the leader."""
 
     copies: dict[str, bytes] = field(default_factory=dict)
     """Documents and roster entries of all nodes, by path below the output prefix."""
@@ -97,7 +97,7 @@ class VerdictElection:
         self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
         self._election = Election(group_rank, nodes, build_limits(nodes), topic)
         self._connections: tuple[Any, Any] = (None, None)
-        """Those that `settle` was given: to use, and to wait with."""
+        """The arguments of `settle`: a connection to use, and one to wait with."""
         self._hints: queue.SimpleQueue[KeySet | WaitingConnectionBroke | Interrupted] = (
             queue.SimpleQueue()
         )
@@ -108,13 +108,13 @@ class VerdictElection:
         """The event that `settle` was given."""
         self._knows_of_shutdown = False
         self.thread: threading.Thread | None = None
-        """Waits in the store for the order and the verdict; None: `settle` hasn't begun."""
+        """Waits in the store for the order and the verdict; None before `settle` begins."""
         more = time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * nodes
         self._step_seconds = time_limits.ELECTION_STEP_TIMEOUT_SECONDS + more
 
     @property
     def arrival_number(self) -> int:
-        """1 for the first agent that reported, and so on; 0: not reported yet."""
+        """1 for the first agent that reported, 2 for the second, and so on; 0 before the report."""
         return self._election.arrival_number
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
@@ -166,8 +166,8 @@ class VerdictElection:
                 return
 
     def announce_publishing(self) -> bool:
-        """Announce that this agent is about to publish its conclusion;
-        False if another agent may have taken over.
+        """Announce that this agent is about to publish its conclusion. Return False if another
+        agent may have taken over.
 
         No answer is a no. While this agent concluded, another one may have published, and its
         process may have ended, and with it the store. `settle` then yields that verdict if it has
@@ -200,7 +200,7 @@ class VerdictElection:
         return unpack_verdict(found) if found is not None else None
 
     def confirm(self) -> None:
-        """Tell the agent that hosts the store that this one has the verdict."""
+        """Notify the agent that hosts the store that this agent has the verdict."""
         store = self._connections[0]
         if store is not None:
             confirm = partial(store.append, self._key("confirmed"), f"{self._own} ")
@@ -245,10 +245,8 @@ class VerdictElection:
         self._hints.put(Interrupted())
 
     def cancel(self, store: Any) -> ElectedVerdict | None:
-        """Publish an empty verdict unless there is one, so that no agent waits;
-        return the verdict that counts.
-
-        None: the store is lost.
+        """Publish an empty verdict unless there is one, so that no agent waits. Return the verdict
+        that counts, or None if the store is lost.
         """
 
         def end() -> ElectedVerdict:
@@ -273,9 +271,7 @@ class VerdictElection:
         return f"{self._prefix}{name}"
 
     def _call_store(self, call: Callable[[], _T], doing: str) -> _T | None:
-        """Return the result of a store operation;
-        None on timeout. All agents may call at the same moment.
-        """
+        """Return a store operation's result, or None on timeout. Agents may call concurrently."""
         return call_with_timeout(call, self._step_seconds, doing)
 
     # --- events and instructions ------------------------------------------------------------------

@@ -50,18 +50,18 @@ class FailureNotice:
     node: str
     group_rank: int | None = None
     rank: int | None = None
-    """The worker's global rank; None: the agent failed."""
+    """The worker's global rank, or None if the agent failed."""
     document: str = ""
-    """Name of the error document; empty: not written yet."""
+    """Name of the error document; empty until it is written."""
     fatal: bool = True
-    """False: the node can restart its workers."""
+    """Whether the node can't restart its workers."""
     asks: bool = False
-    """The agents vote on the restart: all of them stop their workers, report,
-    and elect a leader that decides.
+    """Whether the agents vote on the restart: they all stop their workers, report, and elect a
+    leader that decides.
     """
     stop_seconds: float = 0.0
-    """After a signal: how long workers, which are healthy, may take to end; 0:
-    after a failure they have less time.
+    """After a signal: how long the healthy workers may take to exit, in seconds. 0 after a failure,
+    when they have less time.
     """
 
     @property
@@ -88,7 +88,7 @@ class RoundOutcome:
     finished: bool = False
     """All nodes' workers have succeeded."""
     lost: str = ""
-    """Why the store can't be reached; empty if it can."""
+    """Why the store can't be reached; empty if it is reachable."""
 
 
 class FailureBroadcast:
@@ -119,7 +119,7 @@ class FailureBroadcast:
         self._group_rank = group_rank
         self._wake = wake
         self.outcome: RoundOutcome | None = None
-        """How the round ended; None: unknown yet."""
+        """How the round ended, or None if not yet known."""
         self._is_known = threading.Event()
         self._ended = threading.Event()
         self._sent: FailureNotice | None = None
@@ -164,7 +164,7 @@ class FailureBroadcast:
 
     @property
     def first_failure(self) -> FailureNotice | None:
-        """The failure that ended the round, of this or another node; None: unknown."""
+        """The failure that ended the round, on this or another node, or None if unknown."""
         known = self._received_failure or self._sent
         return known if known is not None and (known.fatal or known.asks) else None
 
@@ -267,7 +267,7 @@ class FailureBroadcast:
             self._wake()
 
     def _learn(self, outcome: RoundOutcome) -> None:
-        """Take an outcome as the round's; from now on the time counts that it leaves to workers."""
+        """Accept an outcome as the round's, and start the time limit that it sets for workers."""
         # The time first: whoever sees the outcome computes with it.
         self._known_at = time.monotonic()
         self.outcome = outcome
@@ -288,8 +288,8 @@ class FailureBroadcast:
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
-        """Return two connections to the store after a failure, one to use, one to wait with;
-        None if it is lost.
+        """Return two connections to the store after a failure, one to use and one to wait with, or
+        None if the store is lost.
 
         `to_agree`: for a vote on a restart; then None also after a fatal failure.
         """

@@ -274,7 +274,7 @@ class PeerConnections:
     async def _connect(
         self, address: dict[str, Any], seconds: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str] | None:
-        """Return a connection to the first agent and its node's name; None on timeout."""
+        """Return a connection to the first agent and its node's name, or None on timeout."""
         deadline = time.monotonic() + seconds
         pause: float = time_limits.CONNECT_BACKOFF_SECONDS
         greeting = {"secret": address["secret"], "group_rank": self._group_rank, "node": self._node}

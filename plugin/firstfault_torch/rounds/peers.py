@@ -91,7 +91,7 @@ class Peers:
         self._listeners: list[PeerConnections | RosterPoller] = [self.liveness]
         self.broadcast = FailureBroadcast(self._store, own, wake, self._acknowledge)
         self.roster: RosterPoller | None = None
-        """None: the nodes have no shared folder."""
+        """None if the nodes have no shared folder."""
         if node_context.files is not None and node_context.identity.is_folder_shared:
             recorder = RecorderClient(node_context.files)
             self.roster = RosterPoller(
@@ -311,11 +311,11 @@ class Peers:
             )
 
     def confirm_verdict(self) -> None:
-        """Tell the agent that hosts the store that this node has the verdict."""
+        """Notify the agent that hosts the store that this node has the verdict."""
         self.settlement.confirm()
 
     def await_confirmations(self) -> None:
-        """As the agent that hosts the store, wait until the others have the verdict."""
+        """As the agent that hosts the store, wait until the peers have the verdict."""
         if is_hosted_here(self._store):
             self.settlement.await_confirmations()
 

@@ -321,8 +321,8 @@ class TorchrunEngine(PlainEngine):
         return choose_exit_code(publication, self.exit_codes)[0]
 
     def describe_observed(self, publication: Publication) -> str:
-        """Return what the mode "act" would have done otherwise; empty: nothing,
-        or the mode isn't "observe".
+        """Return what the mode "act" would have done differently, or "" if nothing or in another
+        mode than "observe".
         """
         return choose_exit_code(publication, self.exit_codes)[1]
 
@@ -333,7 +333,7 @@ class TorchrunEngine(PlainEngine):
         return Path(split_name(run)[1], attempt)
 
     def _find_on_node(self, sealed: SealedVerdict) -> Path | None:
-        """Return where this verdict was left among temporary files; None: nowhere."""
+        """Return where this verdict was left among temporary files, or None if it wasn't."""
         for runs in find_fallback_folders():
             # the bytes, because an older run may have had this name
             document, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)

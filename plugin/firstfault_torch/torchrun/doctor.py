@@ -357,7 +357,7 @@ def _check_workers() -> _Check:
 
 
 def _check_callbacks() -> Iterator[_Check]:
-    """Look whether Ray Train can load its callbacks: a wrong name fails the training."""
+    """Check whether Ray Train can load its callbacks, because a wrong name fails the training."""
     for name in filter(None, os.environ.get(_CALLBACKS, "").replace(" ", "").split(",")):
         probe = partial(try_call, partial(resolve_name, name), Exception)
         kind, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (

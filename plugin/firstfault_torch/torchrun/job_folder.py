@@ -52,7 +52,7 @@ class Chosen(NamedTuple):
 
 
 def given_folder() -> str:
-    """Return the folder that the user names for all nodes; empty: none."""
+    """Return the folder that the user set for all nodes, or "" if none."""
     given = os.environ.get(FOLDER_VARIABLE, "").strip().removeprefix("file://")
     if not given or is_remote(given):
         return given
@@ -61,7 +61,7 @@ def given_folder() -> str:
 
 
 def root_folder() -> str:
-    """Return the folder below which runs lie: the user's, else one in the working folder.
+    """Return the folder that contains the runs: the user's, or a folder in the working folder.
 
     Raises:
         OSError: there is no working folder, and no folder for temporary files.
@@ -73,7 +73,7 @@ def root_folder() -> str:
 
 
 def name_run(names: JobNames) -> str:
-    """Return the name of the run of an agent; empty: nothing names the job."""
+    """Return the name of an agent's run, or "" if the job has no name."""
     # The steps of one job are separate runs. The first one's is named after the job alone.
     return f"{names.run}.{names.step}" if names.run and names.step.strip("0") else names.run
 

@@ -72,7 +72,7 @@ SOURCES = (
 
 
 class Name(NamedTuple):
-    """A name, and where it came from; both empty: there is none."""
+    """A name, and where it came from; both are empty if there is none."""
 
     value: str = ""
     source: str = "generated"
@@ -90,13 +90,13 @@ class JobNames(NamedTuple):
     node: Name = Name()
     namespace: Name = Name()
     run: str = ""
-    """The name of the run's folder; empty: nothing names the job."""
+    """The name of the run's folder; empty if the job has no name."""
     step: str = ""
-    """Slurm's number of the step if Slurm counts the attempts; else empty."""
+    """Slurm's number of the step if Slurm counts the attempts, otherwise empty."""
 
     @property
     def number(self) -> str:
-        """The number of the attempt; 0 if nothing names it."""
+        """The number of the attempt, or 0 if it isn't set."""
         return self.attempt.value or "0"
 
     def describe(self, run: str) -> str:
@@ -111,14 +111,12 @@ class JobNames(NamedTuple):
 
 
 def _name_source(text: str, name: Name) -> str:
-    """Return a name with its source; without one, if firstfault made it."""
+    """Return a name with its source, or only the name if firstfault made it."""
     return f"{text} ({name.source})" if name.value else text
 
 
 def _read_namespace() -> Name:
-    """Return the namespace that Kubernetes mounts into a pod; empty: this is no pod,
-    or it has no service account.
-    """
+    """Return the namespace that Kubernetes mounts into a pod with a service account, or ""."""
     text, _ = try_call(partial(_NAMESPACE_FILE.read_text, encoding="ascii"), Exception)
     return Name(text.strip(), "its service account") if text else Name()
 

@@ -144,7 +144,7 @@ def record_failed_exec() -> None:
 
 
 def _start_monitor(began_ns: int) -> WorkerMonitor | None:
-    """Return the monitor of this process, which then has a recorder; None: no folder is configured.
+    """Return the monitor of this process and start its recorder, or None without a folder.
 
     `began_ns`: of several starts of this rank, such as before and after an exec, readers judge the
     one that began last.

@@ -46,7 +46,7 @@ class _ExitCall:
     at: int
     """The outermost frame's instruction at that time."""
     noted: Any = None
-    """The exit as data; None: the program had no process group."""
+    """The exit as data, or None if the program had no process group."""
     is_end: bool = False
     """Whether nothing of the program was left to run, and it exits with success."""
 

@@ -178,8 +178,8 @@ def set_variables(arguments: Namespace) -> None:
 
 
 def list_variables() -> dict[str, Callable[[str], str]]:
-    """Return the variables of the options; each with its check, which returns what is wrong with
-    a value: "must be a port from 1 to 65535, not 'abc'"; empty: it is valid.
+    """Return the variables of the options, each with its check. The check returns what is wrong
+    with a value, such as "must be a port from 1 to 65535, not 'abc'", or "" if it is valid.
     """
     return {setting.variable: partial(_find_problem, setting) for setting in _SETTINGS}
 

@@ -90,7 +90,7 @@ VARIABLES: Mapping[str, Callable[[str], str]] = {
     "NO_COLOR": _accept,
     "FORCE_COLOR": _accept,
 }
-"""What is wrong with a value that isn't empty, as a clause for a person; empty: it is valid."""
+"""Returns what is wrong with a nonempty value, as a clause to print, or "" if it is valid."""
 _EXPLAINED = (DECISIONS_VARIABLE, REDACT_VARIABLE)
 """Their problems are whole sentences, which also name the effect. They are never removed: without
 its variable, firstfault would act, and the valid rules still hide what they match.

@@ -45,8 +45,7 @@ class Watchdog:
     """
 
     heartbeat_timeout: float | None = None
-    """Longest time between two calls of ``watchdog.ping()``, seconds. None: pings set no deadline.
-    """
+    """Longest time between two calls of ``watchdog.ping()``, seconds; None sets no deadline."""
 
     def __post_init__(self) -> None:
         """Check the field."""
@@ -96,7 +95,7 @@ def expires(after: float, scope: str = "") -> _Deadline:
 
     Args:
         after: seconds, more than 0.
-        scope: the name of the block in reports; empty: file and line where it begins.
+        scope: the name of the block in reports; by default, the file and line where it begins.
 
     Raises:
         firstfault.errors.UsageError: `after` isn't a number of seconds above 0, or `scope` isn't a
@@ -118,8 +117,7 @@ def expires(after: float, scope: str = "") -> _Deadline:
 
 
 def ping() -> None:
-    """Show that the loop makes progress: the next ping has to come within
-    ``Watchdog.heartbeat_timeout``.
+    """Report progress. The next ping is due within ``Watchdog.heartbeat_timeout`` seconds.
 
     The first ping starts the heartbeat; it ends with the task function, and at `pause`. Call it as
     often as you like: most calls send nothing.
@@ -152,7 +150,7 @@ def _pausing(since: str) -> Iterator[None]:
 
 
 def current_block() -> str:
-    """Return the block of the watchdog in which this process is, or pauses; empty: none."""
+    """Return the watchdog block in which this process is or pauses, or "" if there is none."""
     client = _current if _current is not None and _current.owner == os.getpid() else None
     return next(iter([*_pauses[-1:], *(client.scopes() if client is not None else ())]), "")
 
@@ -184,9 +182,7 @@ _pauses: list[str] = []
 
 
 def _client() -> DeadlineClient | None:
-    """Return this process's client; None: no watchdog is configured. A
-    forked child gets its own.
-    """
+    """Return this process's client, or None without a watchdog. A forked child gets its own."""
     global _current  # noqa: PLW0603 - one for each process
     path = os.environ.get(TIMERS_VARIABLE)
     if not path:

@@ -39,7 +39,7 @@ class DeadlineClient:
         """Open blocks, each with its thread."""
         self._names: dict[str, str] = {}
         self._heart: int | None = None
-        """The thread that pings; None: the heartbeat rests."""
+        """The thread that pings, or None while the heartbeat is paused."""
         self._pinged = -math.inf
         """When a ping was last sent."""
         self._since = ""
@@ -108,8 +108,8 @@ class DeadlineClient:
                 self._send()
 
     def release(self, thread: int | None = None, since: int = 0) -> None:
-        """End the heartbeat, and a thread's blocks but the first `since` of the process; None:
-        those of all threads.
+        """End the heartbeat, and the blocks of a thread (by default, of all threads) except the
+        first `since` blocks of the process.
         """
         with self._lock:
             for number in [

@@ -20,7 +20,7 @@ from firstfault.utils.text import parse_json
 TIMERS_VARIABLE = "FIRSTFAULT_TIMERS"
 """Path of the FIFO; the agent sets it in its workers if the watchdog is on."""
 HEARTBEAT_VARIABLE = "FIRSTFAULT_HEARTBEAT"
-"""Longest time between two pings, seconds; empty: pings set no deadline."""
+"""Longest time between two pings, seconds; if empty, pings set no deadline."""
 TORCH_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 """The same path, for torch's FileTimerClient. In the agent's own environment it names
 the path for the FIFO.
@@ -43,7 +43,7 @@ class Timer:
     scope: str
     """The name that the program gave to it; empty for the heartbeat."""
     deadline: float | None
-    """Seconds of CLOCK_MONOTONIC; None: it is released."""
+    """Seconds of CLOCK_MONOTONIC, or None if the timer is released."""
     seconds: float = 0.0
     """From its beginning to its deadline."""
     since: str = ""

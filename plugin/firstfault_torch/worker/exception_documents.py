@@ -44,7 +44,7 @@ T = TypeVar("T")
 class ExceptionDocuments:
     """The documents about exceptions of this process.
 
-    `handled` lists the exceptions that the program handled before; None: unknown.
+    `handled` lists the exceptions that the program handled before, or is None if they are unknown.
     """
 
     def __init__(
@@ -65,8 +65,7 @@ class ExceptionDocuments:
         in_flight: bool = False,
         held: bool = False,
     ) -> tuple[bytes, Receipt]:
-        """Write a document about `error`, and torch's error.json; return the document and its
-        receipt.
+        """Write a document about `error` and torch's error.json. Return document and receipt.
 
         Bounded by the upload deadline. Half of it may go into reading the exception: its
         ``__str__`` is the user's code and may block. An exception that is `in_flight` hasn't left
@@ -150,7 +149,7 @@ class ExceptionDocuments:
 
 
 def _asked(call: Callable[[], T], default: T, about: str) -> T:
-    """Return what `call` returns; the default if it raises."""
+    """Return what `call` returns, or the default if it raises."""
     with suppress_internal_errors(f"asking for {about}"):
         return call()
     return default

@@ -64,7 +64,7 @@ _STARTUP_BUDGET = 100_000
 DistributedDataParallel handle 40,000.
 """
 _MIN_COPIES, _MIN_COPY_NS = 8, 100_000_000
-"""After so many exceptions of one place, one is copied in such a time; the rest are counted."""
+"""After this many exceptions at one place, one per interval is copied, the rest counted."""
 _REFILL_NS = 60_000_000_000
 MAX_REPEATED_HANDLINGS = 50
 """An exception that was handled so often before the last collectives is part of
@@ -377,8 +377,7 @@ def list_within(
     *,
     is_ending: bool = True,
 ) -> tuple[HandledException, ...]:
-    """Return what `HandledExceptions.list` returns; `calls` are the times of the recorded
-    collectives.
+    """Return what `HandledExceptions.list` returns. `calls`: times of recorded collectives.
 
     It takes at most `seconds`, and no longer than `HANDLED_EXCEPTIONS_TIMEOUT_SECONDS`.
     """

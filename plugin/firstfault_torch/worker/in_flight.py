@@ -46,8 +46,7 @@ and the agent waits a fraction of a second.
 
 
 def get_moment(error: BaseException) -> Moment:
-    """Return when `error` or one of its causes was first seen in flight, at a process group's end;
-    else now.
+    """Return when `error` or a cause was first seen in flight, at a process group's end, or now.
 
     The time of its cause counts, because a handler may have cleaned up before it raised `error`
     from that. A context doesn't count: it may have been handled long ago.
@@ -191,7 +190,7 @@ class InFlight:
     ) -> None:
         """Withdraw documents of exceptions that are neither held nor `error` or in its chain.
 
-        `names`: consider only these documents; None: all.
+        If `names` is given, only these documents are considered.
         """
         # Identities suffice: the lists keep every recorded and held exception alive, so no id is
         # reused.
@@ -334,7 +333,7 @@ def handled_exception(thread: int) -> BaseException | None:
 
 
 def find_unwinding(thread: int) -> Unwinding | None:
-    """Return the innermost exception that is leaving a frame of a thread; None if there is none."""
+    """Return the innermost exception that is leaving a frame of a thread, or None."""
     closes = isinstance(handled_exception(thread), GeneratorExit)
     searches = 0
     above = sys._current_frames().get(thread)  # noqa: SLF001 - as above

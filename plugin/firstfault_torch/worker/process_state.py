@@ -1,6 +1,4 @@
-"""What only the worker itself can read: the progress of its collectives, its dead threads, its GPU,
-its limits.
-"""
+"""Reads what only the worker itself can: its collectives' progress, dead threads, GPU, limits."""
 
 from __future__ import annotations
 
@@ -112,9 +110,7 @@ def collective_progress(
 def collective_state(
     seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
 ) -> tuple[tuple[CollectiveProgress, ...], tuple[int, ...]]:
-    """Return what `collective_progress` does, and when the recorded collectives were called,
-    nanoseconds.
-    """
+    """Return `collective_progress`, and the call times of recorded collectives in nanoseconds."""
     recorders = flight_recorders()
     # The thread stays behind if the dump blocks. It touches nothing but its own list.
     read = partial(_read_traces, recorders)
@@ -282,7 +278,7 @@ def _list_written_paths(chain: list[BaseException]) -> list[str]:
 
 
 def _find_path(value: Any) -> str:
-    """Return the path that a variable has, if it may be one; else nothing."""
+    """Return the path in a variable, or "" if its value can't be a path."""
     value = getattr(value, "name", None) if issubclass(type(value), io.IOBase) else value
     text = str(value) if issubclass(type(value), str | PurePath) else ""
     # a relative text may be any word, so the file exists; of an absolute one its folder

@@ -36,7 +36,7 @@ def pulse() -> dict[str, Any]:
     """Return how many collectives have begun and ended in this process,
     and where its main thread is.
 
-    The counts are those of all groups together; -1: not known. ``at`` is equal if the main thread
+    The counts cover all groups together, and are -1 if unknown. ``at`` is equal if the main thread
     is at the same place.
     """
     # A thread that is blocked in the recorder stays behind, and the next question doesn't start

@@ -54,7 +54,7 @@ _monitors: list[WorkerMonitor] = []
 
 
 def current_monitor() -> WorkerMonitor | None:
-    """Return the monitor of this process; None: nothing is recorded here."""
+    """Return the monitor of this process, or None if nothing is recorded here."""
     return _monitors[-1] if _monitors else None
 
 
@@ -134,8 +134,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
 
 
 class WorkerMonitor:
-    """Reports a worker process's failure, and answers its agent, while the task function runs;
-    see `open_monitor`.
+    """Reports a worker's failure and answers its agent while the function runs; see `open_monitor`.
 
         open       siblings are forked -> watch process groups and threads, redirect stderr ->
                    listen to the agent
@@ -154,7 +153,7 @@ class WorkerMonitor:
         self._engine = engine
         self._has_agent = alone is None
         self.node_context = NodeContext.from_environment() if alone is None else alone[0]
-        """None: recording is off."""
+        """None if recording is off."""
         self.place = Place() if alone is None else alone[1]
         """This process's; empty if recording is off."""
         if alone is None and self.node_context is not None:
@@ -356,7 +355,7 @@ class WorkerMonitor:
         return answer
 
     def _write(self, error: BaseException, *, in_flight: bool = False, held: bool = False) -> str:
-        """Write a document about `error` and return its name; empty: recording is off."""
+        """Write a document about `error` and return its name, or "" if recording is off."""
         if self._documents is None:
             return ""
         _, receipt = self._documents.write(

@@ -56,7 +56,7 @@ class RunPolicy:
     """How Kubeflow runs the job."""
 
     clean_pod_policy: CleanPodPolicy | None = None
-    """Which pods the operator removes when the job is finished. None: no pod."""
+    """Which pods the operator removes when the job is finished; by default, none."""
     ttl_seconds_after_finished: int | None = None
     """Seconds after which the operator removes a finished PyTorchJob."""
     active_deadline_seconds: int | None = None
@@ -70,13 +70,13 @@ class Worker:
     """The worker replicas of a `PyTorch` task."""
 
     image: str | None = None
-    """Container image; None: the task's."""
+    """Container image; by default, the task's."""
     requests: Resources | None = None
     limits: Resources | None = None
     replicas: int | None = None
     """Number of worker pods, without the master."""
     restart_policy: RestartPolicy | None = None
-    """None: the operator's default."""
+    """If None, the operator's default applies."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class _Recorded:
     until the storage has confirmed its error document.
     """
     retry_policy: RetryPolicy | None = None
-    """Whether a failed attempt is retried: a policy of `firstfault.retry`. None:
+    """Policy of `firstfault.retry` that decides whether a failed attempt is retried, or None for
     the default policy.
     """
     stops_repeats: bool = False
@@ -110,9 +110,9 @@ class _Recorded:
     the one before and without progress.
     """
     deck: bool | None = None
-    """Whether a failed attempt's deck begins with the report. None: yes, if the task has
-    ``enable_deck=True``. True: yes, and a task without ``enable_deck=True`` is refused when it is
-    defined. False: no.
+    """Whether a failed attempt's deck begins with the report. By default (None), it does if the
+    task has ``enable_deck=True``. With True, a task without ``enable_deck=True`` raises an error
+    when it is defined.
     """
 
     def __post_init__(self) -> None:
@@ -184,20 +184,19 @@ class Elastic(_Recorded):
     """
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of `max_restarts`: a fault that isn't worth
-    another try ends the attempt. False: torch elastic restarts the workers after any failure."""
+    another try ends the attempt. If False, torch elastic restarts the workers after any failure.
+    """
     in_process_restart: InProcessRestart | None = None
     """How the workers call the task function again in the same processes after a fault, without
-    ranks that are gone. None: they don't.
+    ranks that are gone. If None, they don't.
     """
     watchdog: Watchdog | None = None
-    """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``). None: off."""
+    """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``), or None."""
     hang: options.Hang | None = field(default_factory=options.Hang)
-    """What the agents do if no rank makes progress: a warning after 60 s, unless it is set. None:
-    off.
-    """
+    """What the agents do if no rank makes progress: by default, warn after 60 s. None is off."""
     log_dir: str | None = None
     """Folder for the workers' log files, ``<log_dir>/<run>_<random>/attempt_<restart>/<local
-    rank>``. None: a new temporary folder.
+    rank>``. If None, a new temporary folder is used.
     """
     redirects: str | int | Mapping[int, int] = "0"
     """Streams that go to a file in `log_dir` instead of the pod's log, in torchrun's form: "1"
@@ -206,10 +205,10 @@ class Elastic(_Recorded):
     tee: str | int | Mapping[int, int] = "0"
     """Streams that go to a file and to the pod's log; in the same form."""
     local_ranks_filter: str | Collection[int] | None = None
-    """Local ranks with output that the pod's log shows, "0,1" or [0, 1]. None: all."""
+    """Local ranks with output in the pod's log, "0,1" or [0, 1]; by default, all."""
     log_line_prefix_template: str | None = None
     """Prefix of the lines of `tee`, with ``${role_name}``, ``${rank}``, ``${local_rank}``,
-    ``${group_rank}`` and ``${node}``. None: ``[${role_name}${local_rank}]:``.
+    ``${group_rank}`` and ``${node}``; by default ``[${role_name}${local_rank}]:``.
     """
     duplicate_stdout_filters: Collection[str] = ()
     """Lines of stdout that contain one of these texts go to one more file,
@@ -221,7 +220,7 @@ class Elastic(_Recorded):
     """Name of the torch elastic event handler: "null", "console", or one that is registered."""
     numa_options: Any = None
     """Binds each worker to the CPUs near its GPU: "node", "socket", "exclusive", "core-complex", or
-    torch's NumaOptions. None: torch's default.
+    torch's NumaOptions; by default, torch's default.
     """
     signals_to_handle: str = options.DEFAULT_SIGNALS
     """Signals that end the pod with a verdict, and are passed on to the workers."""

@@ -90,11 +90,11 @@ def is_elected(
 
 
 def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
-    """Return the node that writes the deck: rank 0's, which has its decks,
-    else the first one that failed.
+    """Return the node that writes the deck, or None if no node can. It is rank 0's node, which has
+    rank 0's decks, otherwise the first node that failed.
 
     Nodes that have read the same roster elect the same node. Only a node with a last phase in
-    `staying` has a pod that still runs and can write. None: no such node exists.
+    `staying` has a pod that still runs and can write.
     """
     # a worker or the recorder wrote the document of an agent that died, and perhaps its roster
     # entry
@@ -123,9 +123,7 @@ def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None
 
 
 def _write(node_context: NodeContext, own: OwnConclusion, task_name: str) -> bool:
-    """Add the report's tab and rank 0's to flytekit's list of decks, and write it as flytekit does;
-    return True.
-    """
+    """Add the tabs of the report and of rank 0 to flytekit's decks, and write them. Return True."""
     from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
     from firstfault.report.data import with_attempts  # noqa: PLC0415 - as above
 

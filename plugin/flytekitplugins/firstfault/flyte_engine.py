@@ -57,14 +57,15 @@ class FlyteEngine:
     strategy: str = ""
     """Value of `STRATEGY_VARIABLE` in the workers."""
     raw_prefix: str = ""
-    """This attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown."""
+    """This attempt's raw output prefix, which Flyte gives to the next attempt; empty if unknown."""
     previous_raw_prefix: str = ""
-    """The previous attempt's; empty: there was none, or it isn't known."""
+    """The previous attempt's raw output prefix; empty for a first attempt, or if unknown."""
     publish_deck: Callable[[Publication, threading.Event | None], bool] = (
         lambda _publication, _shutdown_requested: False
     )
     """Writes the deck of a failed attempt, or waits for the pod that does. Returns whether the
-    entrypoint is to write the deck; False: there is none, it is written, or another pod writes it.
+    entrypoint still has to write the deck: not if there is none, it is written, or another pod
+    writes it.
     """
 
     def __reduce__(self) -> tuple[type[FlyteEngine], tuple[()]]:
@@ -155,7 +156,7 @@ class FlyteEngine:
         return replace(publication, durable=durable)
 
     def published_verdict(self) -> bytes | None:
-        """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
+        """Return the ``error.pb`` that a pod has uploaded, or None for a local call."""
         return (
             get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
         )

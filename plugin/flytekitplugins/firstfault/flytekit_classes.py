@@ -29,9 +29,7 @@ class VerdictSealedError(Exception):
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
-    """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a
-    FlyteRecoverableException.
-    """
+    """A `VerdictSealedError` to retry; outside of a dispatch, also a FlyteRecoverableException."""
 
 
 def verdict_error(publication: Publication) -> VerdictSealedError:
@@ -62,9 +60,7 @@ class _MayBeMissing(SyncCheckpoint):
         return True
 
     def restore(self, path: Path | str | None = None) -> Path | None:
-        """Return the folder with the checkpoint of the attempt before;
-        None if that attempt saved none.
-        """
+        """Return the folder of the previous attempt's checkpoint, or None if it saved none."""
         try:
             found: Path | None = super().restore(path)
         except FlyteDataNotFoundException:

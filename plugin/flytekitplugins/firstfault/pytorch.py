@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 
 def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
-    """Run the task function in this pod and record it; return and raise as
-    `PyTorchFunctionTask.execute` does.
-    """
+    """Run the task function in this pod and record it; like `PyTorchFunctionTask.execute`."""
     node_context = build_node_context(engine, options)
     # by the operator's RANK and WORLD_SIZE: each pod runs one process
     own = get_worker_place(node_context)
@@ -107,7 +105,7 @@ def _conclude(
 
 
 def _notify(publication: Publication) -> None:
-    """Notify others, if this is the one of the failed pods that does."""
+    """Call the notifiers if this failed pod is the one that has to."""
     from flytekitplugins.firstfault.deck import (  # noqa: PLC0415 - only a failure needs it
         is_elected,
     )

@@ -182,7 +182,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         )
 
     def engine(self) -> FlyteEngine | None:
-        """Return the engine of this execution; None if recording is switched off.
+        """Return the engine of this execution, or None if recording is off.
 
         A strategy's name in the environment turns recording on, an empty value off. Without the
         variable (a local call) the task's configuration decides. ``FIRSTFAULT=0`` turns it off,
@@ -263,7 +263,7 @@ class ElasticFunctionTask(_ReportingTask):
         )
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
-        """Return the PyTorchJob's specification; None for a single node, which is a plain pod."""
+        """Return the PyTorchJob's specification, or None for a single node (a plain pod)."""
         if self.task_config.nnodes == 1:
             custom: dict[str, Any] | None = super().get_custom(settings)
             return custom

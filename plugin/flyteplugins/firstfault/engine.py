@@ -49,9 +49,7 @@ _TAB = "firstfault"
 _MARK = "<!-- firstfault: why this attempt failed -->"
 """Distinguishes the report of an earlier restart from one that the task has published."""
 _KINDS = {Action.STOP: "NonRecoverableError", Action.SYSTEM: "RuntimeSystemError"}
-"""Exceptions of `flyte.errors` that change what Flyte would do by itself: run the task again,
-on its retries.
-"""
+"""Exceptions of `flyte.errors` that override Flyte's default of using up the retries."""
 _STOP = 0
 """The exit code after which Flyte reads error.pb, and JobSet restarts no pod."""
 
@@ -66,9 +64,9 @@ class Flyte2Engine(TorchrunEngine):
     checkpoint: str = ""
     """The task's checkpoint (URI), which Flyte gives to the next attempt, too."""
     previous_checkpoint: str = ""
-    """The previous attempt's; empty: there was none."""
+    """The previous attempt's; empty for a first attempt."""
     is_clustered: bool = False
-    """Whether torchrun started this agent; else ``a0``, which gets an exception."""
+    """Whether torchrun started this agent. If not, ``a0`` did, and gets an exception."""
 
     def identity(self) -> Identity:
         """Return the attempt's folder and this pod's name; the attempt is the JobSet's restart."""

@@ -90,9 +90,7 @@ def register() -> None:
 
 
 def _handle_outside_of_task(error: BaseException) -> None:
-    """Record an error after which a0 exits with 0; the agent then fails the attempt,
-    unlike Flyte.
-    """
+    """Record an error after which a0 exits with 0. The agent fails the attempt, unlike Flyte."""
     mode = read_decision_mode()
     if mode == ACT:
         _record(error)

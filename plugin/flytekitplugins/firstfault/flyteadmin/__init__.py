@@ -1,4 +1,4 @@
-"""Finds an attempt's output prefix by asking flyteadmin:
+"""Asks flyteadmin for an attempt's output prefix:
 ``flyte://project/domain/execution/node/attempt``.
 """
 

@@ -111,7 +111,7 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
 
 
 def _locate(error: BaseException, root: Path) -> str:
-    """Return where the user's code raised an error: " (at train.py:4 in load)"; empty: unknown."""
+    """Return where the user's code raised an error: " (at train.py:4 in load)", or ""."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the line
     frames = traceback.extract_tb(error.__traceback__)
@@ -129,7 +129,7 @@ def _locate(error: BaseException, root: Path) -> str:
 
 
 def _suggest_option(error: BaseException) -> str:
-    """Return the field of `Elastic` or `PyTorch` that a misspelled argument means; empty: none."""
+    """Return the field of `Elastic` or `PyTorch` that a misspelled argument means, or ""."""
     found = _UNKNOWN_ARGUMENT.match(str(error)) if isinstance(error, TypeError) else None
     config = {kind.__name__: kind for kind in (Elastic, PyTorch)}.get(
         found["type"] if found else ""

@@ -55,7 +55,7 @@ class Pod:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None while the pod runs."""
+        """The exit code, or None while the pod runs."""
         return self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
@@ -204,7 +204,7 @@ def job_state(pods: Sequence[Pod]) -> JobState | None:
 def error_seen(
     output_prefix: str, state: JobState, *, multi_file: bool
 ) -> WorkerError | Seal | None:
-    """Return the error that stock Flyte reads now; None: no error.
+    """Return the error that stock Flyte reads now, or None without an error.
 
     Flyte reads no file for a failed job. In multi-file mode it takes the earliest ``error*.pb`` (a
     missing time counts as 1970), otherwise ``error.pb``.
@@ -226,9 +226,7 @@ def error_seen(
 
 
 def fault_ns(seen: WorkerError | Seal) -> int | None:
-    """Return when the fault of an error file happened, nanoseconds since the Unix epoch; None:
-    unknown.
-    """
+    """Return when an error file's fault happened, ns since the Unix epoch, or None if unknown."""
     return seen.fault_timestamp_ns if isinstance(seen, Seal) else seen.timestamp_ns
 
 

@@ -1,6 +1,4 @@
-"""Runs attempts: starts the pods, watches them as the operator does, reads, decides,
-and retries.
-"""
+"""Runs attempts: starts and watches the pods like the operator, reads, decides, and retries."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ _LINGER_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The user's options. None: the task's own value."""
+    """The user's options. An option that is None has the task's own value."""
 
     file: Path
     task: str
@@ -102,13 +100,13 @@ class LocalAttempt:
     errors_uri: str
     conclusion: Conclusion | None
     job: JobState | None
-    """The job's final state; None: the job didn't end within the timeout."""
+    """The job's final state, or None if the job didn't end within the timeout."""
     seen: WorkerError | Seal | None
     """The error that stock Flyte read when the job ended."""
     total_seconds: float
     seconds_after_fault: dict[str, float | None]
-    """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had
-    "ended" unaided; None: unknown, or a pod had to be killed.
+    """Seconds from the fault until the root cause's document was "durable", the "verdict" was
+    sealed, and the last pod had "ended" unaided. None if unknown, or if a pod had to be killed.
     """
     logs: tuple[Path, ...]
 
@@ -439,7 +437,8 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     """Wait for the remaining pods to exit unaided, because they may still write documents.
 
     Returns:
-        When the last pod ended, nanoseconds since the Unix epoch; None: a pod is still running.
+        When the last pod ended, nanoseconds since the Unix epoch, or None if a pod is still
+        running.
     """
 
     def have_ended() -> bool:
