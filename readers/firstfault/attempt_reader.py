@@ -31,8 +31,8 @@ _SEALED = model.DocumentRef(ERROR_FILE)
 
 
 async def read_sealed_judgment(uri: str) -> Judgment | None:
-    """Return what the nodes of an attempt published in ``error.pb``, with one request and without
-    the root cause's document; None: nothing that can be read.
+    """Return the judgment that an attempt's nodes published in ``error.pb``, or None if it is
+    missing or unreadable. This takes one request and doesn't read the root cause's document.
 
     Raises:
         StoreUnavailableError: the storage doesn't answer.

@@ -44,9 +44,7 @@ class Conclusion:
     diagnosis: Diagnosis
     """Of `job`, whatever strategy the verdict is from."""
     sealed: Judgment | None = None
-    """What the nodes published, also if this reader judges otherwise; None:
-    nothing that can be read.
-    """
+    """The judgment that the nodes published, even if this reader's differs; None if unreadable."""
 
 
 def find_judgment(conclusion: Conclusion) -> Judgment:
@@ -71,11 +69,11 @@ def conclude(
 
     Args:
         job: what was read.
-        strategy: a name or a callable. None: the strategy of the sealed verdict, else
-            `DEFAULT_STRATEGY`.
-        policy: the retry policy. None: the sealed decision if the verdict is the sealed one, else
-            firstfault's default policy.
-        context: the policy's input besides the verdict. None: derived from `job`.
+        strategy: a name or a callable. With None it's the strategy of the sealed verdict, or
+            `DEFAULT_STRATEGY` if nothing is sealed.
+        policy: the retry policy. With None it's the sealed decision if the verdict is the sealed
+            one, and firstfault's default policy otherwise.
+        context: the policy's input besides the verdict, or None to derive it from `job`.
 
     Raises:
         StrategyError: the strategy is unknown, raised, or didn't return a verdict.
@@ -250,11 +248,12 @@ class RestartContext:
     min_nodes: int = 1
     """The minimum of `nnodes`."""
     previous_fingerprint: str = ""
-    """Fingerprint of the previous round's verdict; empty: there was none, or it isn't known."""
+    """Fingerprint of the previous round's verdict; empty if unknown or in the first round."""
     previous_node: str = ""
     """Node of that verdict's root cause."""
     lifetime_seconds: float = 0.0
-    """From the start of the round's workers to the failure, at most; 0: unknown."""
+    """Upper limit of the time from the start of the round's workers to the failure; 0 if unknown.
+    """
 
     def to_retry_context(self, context: RetryContext) -> RetryContext:
         """Return the context for a retry policy that is asked about this restart."""

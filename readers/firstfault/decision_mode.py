@@ -23,8 +23,8 @@ some of them repeatedly.
 
 
 def find_mode_problem(text: str) -> str:
-    """Return what is wrong with a value of `DECISIONS_VARIABLE`, as a sentence for a person; empty:
-    it is valid.
+    """Return what is wrong with a value of `DECISIONS_VARIABLE`, as a sentence for a person, or an
+    empty string if the value is valid.
     """
     if not text.strip() or text.strip().lower() in DECISION_MODES:
         return ""

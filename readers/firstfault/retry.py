@@ -90,30 +90,30 @@ class RetryContext:
 
     attempt: int = 0
     retries: int | None = None
-    """The task's `retries`; None: unknown."""
+    """The task's `retries`; None if unknown."""
     retries_left: int | None = None
-    """Retries that no earlier attempt has used; None: unknown,
-    because attempts that the platform lost use none.
+    """Retries that no earlier attempt has used. None if unknown, because attempts that the platform
+    lost use none.
     """
     pods_alive: bool = True
     """Whether every pod is alive to write the verdict for stock Flyte. False after a pod was lost.
     """
     previous_fingerprint: str = ""
     """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's;
-    empty: unknown.
+    empty if unknown.
     """
     previous_machine: str = ""
-    """Machine of the root cause of that verdict, as `find_machine` returns it; empty: unknown."""
+    """Machine of that verdict's root cause, as returned by `find_machine`; empty if unknown."""
     restarts_left: int | None = None
-    """None: the question is whether to run another attempt. A number: the question is whether to
-    restart the workers within this attempt, with that number of `max_restarts` left.
+    """None if the question is whether to run another attempt. Otherwise the question is whether to
+    restart the workers within this attempt, with this number of `max_restarts` left.
     """
     engine: str = ""
     """As `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
     """Progress of the training in its last round."""
     lifetime_seconds: float = 0.0
-    """From the start of the attempt to its failure; 0: unknown."""
+    """Seconds from the start of the attempt to its failure; 0 if unknown."""
     failed_starts: int = 0
     """Attempts in a row, before this one, that failed before they had trained for a minute."""
     stops_repeats: bool = False
@@ -147,7 +147,7 @@ class Vote:
     retry: bool
     reason: str
     origin: Origin | None = None
-    """The budget that pays for the retry: the user's or the system's; None: the user's."""
+    """The budget that pays for the retry, the user's or the system's. None means the user's."""
 
     def __bool__(self) -> bool:
         return self.retry
@@ -397,8 +397,8 @@ def _find_machine_here(verdict: Verdict, context: RetryContext) -> str:
 
 
 def find_machine(verdict: Verdict) -> str:
-    """Return what identifies the machine of a verdict's root cause in another attempt; empty:
-    unknown.
+    """Return what identifies the machine of a verdict's root cause in another attempt, or an empty
+    string if it is unknown.
     """
     root = verdict.root
     if root is None:
@@ -525,7 +525,7 @@ def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
 
 
 def _find_refusal(root: WorkerError | None) -> str:
-    """Return the name of the type by which the program refuses a retry; empty: it doesn't."""
+    """Return the name of the type by which the program refuses a retry, or "" without one."""
     raised = root.exception if root is not None else None
     names = (
         (name.rsplit(".", 1)[-1] for name in (raised.type, *raised.bases))
@@ -557,7 +557,7 @@ def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
 def decide(
     verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None
 ) -> Decision:
-    """Return the decision of a policy (None: the default policy) on a verdict.
+    """Return the decision of a policy on a verdict, with the default policy if `policy` is None.
 
     Raises:
         UsageError: `policy` isn't callable, or its vote has an unknown origin.
@@ -625,8 +625,8 @@ def decide(
 
 
 def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return what proves that a retry would fail again, or that it isn't wanted; empty:
-    nothing does.
+    """Return what proves that a retry would fail again or isn't wanted, or an empty string without
+    such a proof.
 
     Without a proof a scheduler does what it does without firstfault. That the same fault hit all
     ranks is none: an outage of a storage hits them all.
@@ -660,8 +660,8 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
 
 
 def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return why another attempt or restart would only repeat this failure; empty:
-    nothing shows that.
+    """Return why another attempt or restart would only repeat this failure, or an empty string if
+    nothing shows that it would.
     """
     root = verdict.root
     is_restart = context.restarts_left is not None

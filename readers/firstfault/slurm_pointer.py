@@ -78,9 +78,7 @@ class SlurmPointer(NamedTuple):
 
 
 def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None:
-    """Return the start of a job's step that this process belongs to; None:
-    it belongs to no job of Slurm.
-    """
+    """Return the start of the job step that this process belongs to, or None outside Slurm."""
     get = environment.get
     # A job that is submitted from inside of another one inherits the outer job's variables. sbatch
     # replaces SLURM_JOB_ID, but keeps those of an array. Each task of an array has a number of its
@@ -107,7 +105,7 @@ def leave_pointer(uri: str, root: str = "", environment: Mapping[str, str] = os.
 
     Args:
         uri: the attempt's folder.
-        root: the folder of runs; empty or remote: none.
+        root: the folder of runs. An empty or remote one is ignored.
         environment: of the step.
     """
     start = find_start(environment)
@@ -158,7 +156,7 @@ def find_pointers(
     Args:
         job: Slurm's number, also of one task of an array: "4711".
         restart: how often Slurm had restarted the job before this start.
-        root: the folder of runs as this process knows it; empty or remote: none.
+        root: the folder of runs as this process knows it. An empty or remote one is ignored.
         since: start of the job, in seconds since the epoch. Pointers from before it are of an older
             job with this id.
         environment: names the user's home and, by SLURM_CLUSTER_NAME, the cluster. Without a

@@ -83,11 +83,11 @@ class Progress(NamedTuple):
     number: int
     """Of the line."""
     total: int = 0
-    """How many the training has; 0: the line doesn't show it."""
+    """Number of steps of the training, or 0 if the line doesn't show it."""
 
 
 def progress_in(record: LogRecord) -> Progress | None:
-    """Return the training step in a line; None: it has none."""
+    """Return the training step in a line, or None if it has none."""
     text = record.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
@@ -199,7 +199,8 @@ class AttemptMarks:
         self._was_terminated = False
         """Whether the scheduler has announced the end of the job."""
         self._failed_ns: int | None = None
-        """When the end of a process was reported; 0: without a time; None: not yet."""
+        """When the end of a process was reported, 0 if without a time, or None if not reported yet.
+        """
         self._raised: dict[int | None, int] = {}
         """Where torch printed a rank's exception last."""
         self._steps: dict[Label, int] = {}

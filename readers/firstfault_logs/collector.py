@@ -238,7 +238,7 @@ class Attempt:
     entries: list[tuple[str, str, Entry]] = field(default_factory=list)
     """The same of entries in torch's boxes."""
     world_size: int = 0
-    """As a process printed it; 0: not known."""
+    """As a process printed it; 0 if unknown."""
     is_torchrun: bool = False
     rank_by_pid: dict[int, int] = field(default_factory=dict)
     first_ranks: dict[Where, FirstRanks] = field(default_factory=dict)
@@ -252,14 +252,14 @@ class Attempt:
     """The last state of each pod in tables of them, which may have pods of other jobs."""
 
     def find_first_rank(self, where: Where) -> int | None:
-        """Return the rank of the first worker of a node; None: not known."""
+        """Return the rank of the first worker of a node, or None if it isn't known."""
         found = self.first_ranks.get(where)
         # a number of ranks that isn't stated as the job's may be that of a group
         return found.find_first(self.size.ranks) if found is not None else None
 
     def find_spawned(self, pid: int) -> tuple[int | None, int] | None:
-        """Return the rank, if it's known, and the local rank of a process
-        that its launcher started; None: nothing printed it, or for several nodes.
+        """Return the rank, if it's known, and the local rank of a process that its launcher
+        started, or None if no node or several nodes printed the process.
         """
         found = [
             (self.find_first_rank(where), one.local_rank_by_pid[pid])

@@ -52,7 +52,8 @@ class AttemptReading(NamedTuple):
     """What the logs of one attempt show."""
 
     documents: list[model.WorkerError]
-    """One for each process, node and launcher that failed or was stopped; empty: nothing failed."""
+    """One for each process, node and launcher that failed or was stopped; empty if nothing failed.
+    """
     notes: list[str]
     """What couldn't be read."""
     proof: CompletionProof | None = None
@@ -60,7 +61,7 @@ class AttemptReading(NamedTuple):
 
 
 def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
-    """Return what failed in an attempt: nothing, if the job succeeded after all failures."""
+    """Return what failed in an attempt, or nothing if the job succeeded after all failures."""
     processes = Processes(attempt)
     assignment = Assignment(attempt, processes)
     assignment.run()

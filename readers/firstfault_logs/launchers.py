@@ -120,7 +120,7 @@ _LONGEST = 4096
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
-    """Return what a line reports about other processes; None: nothing."""
+    """Return what a line reports about other processes, or None if it reports nothing."""
     text = text[:_LONGEST]
     if TABLE.any_report.search(text) is None:
         return None

@@ -54,7 +54,7 @@ COLLECTIVE_TIMEOUT = LazyPattern(r"""
 
 
 class OwnReport(NamedTuple):
-    """The lines that show that a process failed; empty: none."""
+    """The lines that show that a process failed, or empty if there are none."""
 
     raised: ExceptionInfo | None = None
     text: str = ""

@@ -60,9 +60,9 @@ class Process:
     signal: str = ""
     is_oom: bool = False
     stopped: str = ""
-    """Why its launcher ended it; empty: according to the log, it didn't."""
+    """Why its launcher ended it, or empty if the log doesn't show that it did."""
     stop_signal: str = ""
-    """The signal that its launcher sent; empty: not in the log."""
+    """The signal that its launcher sent, or empty if the log doesn't have it."""
     streams: list[Stream] = field(default_factory=list)
     raised: ExceptionInfo | None = None
     raised_text: str = ""

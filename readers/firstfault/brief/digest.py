@@ -37,7 +37,8 @@ class QuotedLine(NamedTuple):
     text: str
     time_ns: int | None = None
     process: str = ""
-    """Who printed it, as far as its prefix shows: "rank 3", "worker-1"; empty: unknown."""
+    """The process that printed it, according to the prefix: "rank 3", "worker-1"; empty if unknown.
+    """
 
 
 @dataclass(slots=True)

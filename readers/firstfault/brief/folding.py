@@ -29,8 +29,8 @@ _NAME_OF_VALUE = re.compile(r"([A-Za-z_]{3,})[ =:\"'(\[]{1,3}$")
 
 
 def describe_differences(texts: Sequence[str]) -> str:
-    """Return how similar lines differ, if few values occur: "NumelIn 1 (x5), 512 (x3)"; empty:
-    they don't, or in all.
+    """Return the differences between similar lines, "NumelIn 1 (x5), 512 (x3)", or an empty string
+    if the lines are equal or have too many different values.
 
     A size that some ranks have and others don't is what a mismatch looks like.
     """

@@ -68,8 +68,8 @@ def _report_origin(folder: Path, run: Path) -> None:
 
 
 def _describe_foreign_runs() -> str:
-    """Return that this user's folder among temporary files has runs that were started elsewhere;
-    empty: none.
+    """Return a sentence about runs of this user among temporary files that were started elsewhere,
+    or an empty string if there are none.
     """
     runs = [run for folder in find_fallback_folders() for run in runs_in(folder)]
     newest = max(runs, key=began, default=None)

@@ -50,11 +50,11 @@ class Forms:
     as_markdown: bool = False
     as_brief: bool = False
     html: str | None = None
-    """File of the page; None: none."""
+    """File of the page, or None for no page."""
     against: Path | None = None
     """The log of another run."""
     last_run: str = ""
-    """The attempt that `--last` found; empty: the user named one."""
+    """The attempt that `--last` found, or empty if the user named one."""
 
 
 @click.command()
@@ -432,7 +432,7 @@ def _is_missing(read: Attempt) -> bool:
 
 
 def _describe_empty_place(read: Attempt) -> str:
-    """Return why nothing can be in a local path; empty: something may be there, or it's remote."""
+    """Return why a path has nothing to show, or "" if it may have something or is remote."""
     if _is_missing(read):
         return f"{read.uri}: no such file or folder"
     folder = None if is_remote(read.uri) else _find_path(read)

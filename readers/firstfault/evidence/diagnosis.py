@@ -54,7 +54,7 @@ class Candidate:
     rank: int | None = None
     node: str = ""
     failure: model.WorkerError | None = None
-    """Its agent's document about stopping it; None: none."""
+    """The agent's document about stopping it, or None if there is none."""
     category: str = "hang"
     """`headline` in model/categories.toml has the headline's words; "no report" without an entry.
     """

@@ -321,8 +321,8 @@ class DifferentCalls:
 
 
 def find_different_calls(failures: Sequence[WorkerError]) -> DifferentCalls | None:
-    """Return the first collective in which the ranks of a group differ; None: they agree,
-    or only a minority differs.
+    """Return the first collective in which the ranks of a group differ, or None if they agree or
+    only a minority differs.
 
     Args:
         failures: of workers, in the order of their ranks.
@@ -555,8 +555,8 @@ def _flatten_diverged(apart: DivergedRanks) -> list[tuple[int, str]]:
 def _find_first_divergence(
     members: dict[int, CollectiveProgress],
 ) -> list[tuple[int, int, str]] | None:
-    """Return the ranks that differ in the first differing collective, with its number; None:
-    all agree.
+    """Return the ranks that differ in the first differing collective, with its number, or None if
+    all ranks agree.
     """
     odd: list[tuple[int, int, str]] | None = None
     for number, calls in sorted(_group_calls(members).items()):
@@ -586,8 +586,8 @@ _EQUAL_SIZES_OPERATION = LazyPattern(r"(?i)all_?reduce|all_?gather|reduce_scatte
 
 
 def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
-    """Return the ranks that differ from the majority in operation, type or size; None:
-    all agree.
+    """Return the ranks that differ from the majority in operation, type or size, or None if all
+    ranks agree.
     """
     is_same_everywhere = any(
         _EQUAL_SIZES_OPERATION.search(call.operation) for call in calls.values()

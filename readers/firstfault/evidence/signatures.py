@@ -158,7 +158,7 @@ class Signature:
     example: str
     why: str
     types: frozenset[str] = frozenset()
-    """Names of exceptions, their last part; empty: any text."""
+    """Names of exceptions, without their modules; empty for any text."""
     unless: Pattern | None = None
     """The signature doesn't match a text that contains this pattern."""
 

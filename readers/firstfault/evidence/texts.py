@@ -80,7 +80,7 @@ class Classification:
     role: Role
     category: str
     signature: str = ""
-    """Id of the matching signature; empty: none matches."""
+    """Id of the matching signature, or empty if none matches."""
     why: str = ""
     pointer: Pointer | None = None
 
@@ -113,7 +113,7 @@ def classify(
         message: an exception's text, or a line of a log.
         exception_type: the exception's name; for a log line, the log's source, or nothing.
         bases: names of the exception's base classes.
-        signatures: the signatures to try, in this order; None: the built-in ones.
+        signatures: the signatures to try, in this order, or None for the built-in ones.
     """
     signatures = signatures or built_in_signatures()
     types = _list_types(exception_type, bases)
@@ -290,16 +290,17 @@ class Message:
     what: str
     """One or two words: the exception's short name, the signal or the exit code."""
     text: str = ""
-    """A sentence; empty: the process left no message."""
+    """A sentence, or empty if the process left no message."""
     about: str = ""
     """This process's own text about an exception that was raised in another process;
     empty if it raised it itself.
     """
     wrapper: str = ""
-    """The exception raised because of it: "raised as TrainingError: training failed"; empty: none.
+    """The exception raised because of it, "raised as TrainingError: training failed", or empty if
+    there is none.
     """
     exception: ExceptionInfo | None = None
-    """The exception that the process raised or printed, with its wrappers; None: no exception."""
+    """The exception that the process raised or printed, with its wrappers, or None without one."""
 
     @property
     def whole(self) -> str:
@@ -435,7 +436,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
 
 
 def _describe_end(failure: WorkerError) -> str:
-    """Return how a process ended: "exit code 7"; empty: unknown."""
+    """Return how a process ended, "exit code 7", or an empty string if it is unknown."""
     if failure.signal:
         return failure.signal
     code = "" if failure.exit_code is None else str(failure.exit_code)
@@ -445,7 +446,8 @@ def _describe_end(failure: WorkerError) -> str:
 
 
 def _find_exit_code(argument: str) -> str:
-    """Return the exit code that Python makes of the argument of `sys.exit`; empty: unknown.
+    """Return the exit code that Python makes of the argument of `sys.exit`, or an empty string if
+    it is unknown.
 
     Without an argument the code is 0, but a program that raises SystemExit is recorded without it.
     """

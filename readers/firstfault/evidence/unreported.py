@@ -117,7 +117,7 @@ def find_ranks_without_failure(job: model.JobErrors) -> dict[int, str]:
 
 
 def _parse_fingerprint(name: str) -> str:
-    """Return the fingerprint in a document's name; empty: none."""
+    """Return the fingerprint in a document's name, or an empty string if the name has none."""
     key = ErrorKey.parse(name)
     return key.fingerprint if key is not None else ""
 

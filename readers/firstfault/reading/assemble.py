@@ -204,7 +204,7 @@ class JudgedRound:
 
     number: int
     last_entry: int | None
-    """The last round with a roster entry; None: no roster entry exists."""
+    """The last round with a roster entry, or None if there is no roster entry."""
     newest: dict[NodeKey, int]
     """The newest incarnation of each node in this round, from roster entries; without entries,
     from documents.
@@ -226,8 +226,8 @@ class JudgedRound:
         return not place.incarnation or place.incarnation >= self._find_newest(place, default=0)
 
     def find_unconfirmed_claim(self, document: WorkerError) -> str:
-        """Return the claim that no roster entry confirms: a later round or a newer incarnation;
-        empty: none.
+        """Return the claim that no roster entry confirms, a later round or a newer incarnation, or
+        an empty string if there is none.
         """
         place = document.place
         if document.writer is Writer.STOCK:

@@ -304,7 +304,7 @@ class _Look:
         return await fetch.read_listed(self._store, item, self._room)
 
     async def _read_sample(self, needs: ReadingNeeds) -> bool:
-        """Open some documents of each fault, then those of requested ranks; False: a name
+        """Open some documents of each fault, then those of requested ranks. Return False if a name
         contradicts its document.
         """
         documents = self._listing.documents
@@ -378,8 +378,8 @@ class _Look:
         ]
 
     def _list_unclear(self, groups: Mapping[str, Sequence[ListedDocument]]) -> list[ListedDocument]:
-        """Return more documents of ambiguous faults: none was readable,
-        or only some of the processes were stopped.
+        """Return more documents of ambiguous faults. A fault is ambiguous if none of its documents
+        was readable or only some of its processes were stopped.
         """
         unclear = []
         for documents in groups.values():

@@ -14,8 +14,8 @@ from pathlib import Path
 from firstfault.recorder.spool import Spool
 
 DOCUMENT = "document.pb"
-"""In `NodeFolder.last_words`: the error document about the agent's death, without a time; empty:
-it ends normally.
+"""In `NodeFolder.last_words`: the error document about the agent's death, without a time, or empty
+if the agent ends normally.
 """
 PRESENCE = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed),

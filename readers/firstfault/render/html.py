@@ -339,7 +339,7 @@ class _Document:
     ref: DocumentRef
     failure: WorkerError
     reason: int
-    """Number of the first evidence sentence that refers to it, from 1; 0: none does."""
+    """Number of the first evidence sentence that refers to it, from 1, or 0 if none does."""
 
 
 def _iter_examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
@@ -461,7 +461,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
 
 
 def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
-    """Return where a frame's line can be read in its repository; empty: unknown."""
+    """Return the URL of a frame's line in its repository, or an empty string if it is unknown."""
     root = identity.source_root.rstrip("/") + "/"
     # only an ordinary web address is ever a link
     if not (

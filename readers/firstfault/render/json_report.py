@@ -77,7 +77,7 @@ def json_without_failure(outcome: Outcome | None, reason: str) -> dict[str, Any]
     """Return the object for an attempt without a failure.
 
     Args:
-        outcome: how it ended; None: there is no such file or folder.
+        outcome: how it ended, or None if there is no such file or folder.
         reason: the sentence that `show` prints.
     """
     return {

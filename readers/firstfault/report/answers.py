@@ -112,8 +112,8 @@ def build_answers(case: Case) -> Answers:
 
 
 def _describe_same_end(case: Case) -> str:
-    """Return that the workers' start before this one in the attempt ended in the same way; empty:
-    it isn't known to.
+    """Return a sentence that the attempt's previous start of the workers ended in the same way, or
+    an empty string if that isn't known.
     """
     before = [
         record

@@ -26,7 +26,7 @@ class EngineWords:
     node: str
     """What a node of it is: "pod"."""
     enforcer: str = ""
-    """The part that carries out decisions; empty: there is none."""
+    """The part that executes decisions, or empty if there is none."""
     has_kubectl: bool = False
     reporter: str = ""
     """What reports for itself, if that isn't a node."""
@@ -54,7 +54,7 @@ class EngineWords:
         """Return whether the job is retried, and whether that is only advice: "no (advice:
         Flyte may retry anyway)".
 
-        "unclear": nothing is proven, and the scheduler decides by its own rule.
+        "unclear" means that nothing is proven and the scheduler decides by its own rule.
         """
         if self.leaves_open(decision):
             return "unclear"
@@ -91,8 +91,8 @@ class EngineWords:
         Args:
             text: a fact.
             names: of the documents that show it.
-            limit: with as many names there may be further ones, so those left out aren't counted;
-                0: there are none.
+            limit: the number of names from which on there may be further ones, so that those left
+                out aren't counted. 0 means that `names` is complete.
         """
         shown = list(names)
         more = "and more" if limit and len(shown) >= limit else "and {} more"

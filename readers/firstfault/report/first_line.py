@@ -49,7 +49,7 @@ def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None 
     """Return a line of at most 78 characters; the first 51 have the fault, the rank, the pod,
     and retry or not.
 
-    `engine`: what ran the job; None: what ran the root cause.
+    `engine` is what ran the job, or None for what ran the root cause.
     """
     fate = (engine or find_words_of_root(verdict)).summarize_retry(decision)
     subject = _describe_subject(verdict)

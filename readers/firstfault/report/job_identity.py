@@ -29,7 +29,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """What ran, on what, and for how long. Empty, 0 or None: unknown."""
+    """What ran, on what, and for how long. Unknown values are empty, 0 or None."""
 
     task: str = ""
     """Its full name."""

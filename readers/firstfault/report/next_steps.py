@@ -172,8 +172,8 @@ def _give_advice(case: Case, code: str) -> str:
 
 
 def _advise_on_end(case: Case, code: str) -> str:
-    """Return the advice about a rank that ended on its own, without an error; empty:
-    it's another failure.
+    """Return the advice about a rank that ended on its own, without an error, or an empty string
+    for any other failure.
     """
     root = case.verdict.root
     if root is not None and (program := find_missing_program(root)) is not None:

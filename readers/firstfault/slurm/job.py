@@ -50,7 +50,7 @@ _NO_TASK = "N/A"
 
 
 def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
-    """Return Slurm's number of the job around this process; empty: there is none.
+    """Return Slurm's number of the job around this process, or an empty string outside a job.
 
     A task of an array has a number of its own. The variables of the array may be those of another
     job: sbatch passes on the environment that it was called in, and overrides only those that the
@@ -71,9 +71,9 @@ class JobInfo(NamedTuple):
     """Slurm's word on why the job is in this state, such as TimeLimit."""
     restarts: int
     start_time: float
-    """Of the last start, in seconds since the Unix epoch; 0: unknown."""
+    """Time of the last start, in seconds since the Unix epoch; 0 if unknown."""
     other_constraint: str
-    """A constraint on where the job runs that isn't a list; empty: none."""
+    """A constraint on where the job runs that isn't a list, or empty if there is none."""
 
 
 def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
@@ -97,7 +97,7 @@ class SlurmJob(NamedTuple):
     id: str
 
     def find_exclusion_problem(self, info: JobInfo, node: str) -> str:
-        """Return why the job must not exclude a node from its next start; empty: it can."""
+        """Return why the job must not exclude a node from its next start, or "" if it may."""
         try:
             columns = self._read_columns(*_LONG_COLUMNS)
             nodes, required, excluded = (frozenset(expand_nodes(names)) for names in columns[:3])
@@ -124,7 +124,7 @@ class SlurmJob(NamedTuple):
 
         Args:
             before: what Slurm knew of the job when the requeue was decided.
-            exclude: a node that the job must not use again; empty: none.
+            exclude: a node that the job must not use again, or empty if there is none.
             headline: for the job's comment, unless the comment is another program's: it may be a
                 setting.
 

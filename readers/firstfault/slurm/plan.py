@@ -23,10 +23,10 @@ class RequeuePlan(NamedTuple):
     judgment: Judgment
     """Of the step that decides."""
     stop_reason: str
-    """Empty: the job is requeued."""
+    """Empty if the job is requeued."""
     is_counted: bool
     bad_node: str
-    """A node of the job that is proven faulty; empty: none."""
+    """A node of the job that is proven faulty, or empty if there is none."""
 
     def describe(self, job_id: str, exclude: str, *, is_observed: bool) -> str:
         """Return one line about the plan."""

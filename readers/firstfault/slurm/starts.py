@@ -31,7 +31,7 @@ def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -
         job: the job.
         start: how often Slurm had restarted it before.
         run: the run's folder, if the user named it.
-        since: when it started, in seconds since the Unix epoch; 0: unknown.
+        since: when it started, in seconds since the Unix epoch; 0 if unknown.
     """
     if run:
         return [join(run, str(start))]

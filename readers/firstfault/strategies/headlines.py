@@ -82,7 +82,7 @@ def build_headline(
 
 
 def describe_failure(root: WorkerError) -> str:
-    """Return what happened to a process, without the process's name; empty: unknown."""
+    """Return what happened to a process, without the process's name, or "" if it is unknown."""
     text = _describe_failure(root)
     if root.place.engine != OF_LOGS or not text:
         return text

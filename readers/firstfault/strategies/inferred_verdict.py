@@ -237,8 +237,8 @@ def _find_witnesses(
 
 
 def _fingerprint_position(candidate: Candidate, code: str) -> str:
-    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty:
-    unknown.
+    """Return the fingerprint of the frame in which a rank hung, to compare attempts, or an empty
+    string if the frame is unknown.
     """
     if candidate.failure is None or not (frame := locate_main_thread(candidate.failure).frame):
         return ""

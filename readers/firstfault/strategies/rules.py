@@ -105,7 +105,7 @@ class Rule:
     name: str
     """The `rule` of its verdicts."""
     decide: Callable[[Diagnosis], Verdict | None]
-    """Returns the verdict; None: the rule doesn't apply."""
+    """Returns the verdict, or None if the rule doesn't apply."""
     max_confidence: str
     root_cause: str
     """Ends the sentence "The root cause is" in docs/guides/strategies.md."""
@@ -334,8 +334,8 @@ def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
 
 
 def _find_only_unclear_fault(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
-    """Return the failures of the only fault that may be the root cause; empty: there are several,
-    or one waited.
+    """Return the failures of the only fault that may be the root cause, or an empty list if there
+    are several faults or one waited.
     """
     unclear = diagnosis.exits or diagnosis.unclear
     fingerprints = {item.failure.fingerprint for item in unclear}

@@ -93,8 +93,8 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
 
 
 def _describe_common_failure(job: JobErrors) -> str:
-    """Return the exception that all ranks or agents raised: "all 4 ranks: RuntimeError: Timed out";
-    empty: none.
+    """Return the exception that all ranks or agents raised, "all 4 ranks: RuntimeError: Timed out",
+    or an empty string if there is none.
     """
     ranks = {failure.rank for failure in job.failures if failure.rank is not None}
     world_size = max((failure.place.world_size for failure in job.failures), default=0)
@@ -113,8 +113,8 @@ def _describe_common_failure(job: JobErrors) -> str:
 
 
 def _describe_waits(diagnosis: Diagnosis) -> str:
-    """Return what ranks waited for, if nothing else failed: "5 of 8 workers joined"; empty:
-    unknown.
+    """Return what ranks waited for if nothing else failed, "5 of 8 workers joined", or an empty
+    string if it is unknown.
     """
     failures = diagnosis.job.failures
     is_wait = any(item.waited or item.signature == STORE_WAIT for item in diagnosis.classified)

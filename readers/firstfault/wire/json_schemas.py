@@ -60,16 +60,16 @@ class JsonField:
     key: str
     json_type: JsonType
     name: str = ""
-    """The model's attribute; empty: same as the key."""
+    """The model's attribute, or empty if it is the same as the key."""
     is_flat: bool = False
     """Whether the keys of the nested object are attributes of the surrounding model."""
     default: Any = None
-    """Its JSON value in documents of earlier versions, which lack the key; None:
-    no version lacked it.
+    """Its JSON value in documents of earlier versions without the key, or None if no
+    version lacked the key.
     """
     meaning: str = ""
-    """What the JSON Schema and docs/reference/format.md have about it; empty: nothing.
-    ``python tools/describe_fields.py`` writes it there.
+    """What the JSON Schema and docs/reference/format.md have about it, or empty if they have
+    nothing. ``python tools/describe_fields.py`` writes it there.
     """
 
     @property

@@ -67,7 +67,7 @@ class CounterValue(NamedTuple):
     what: str
     step: int
     total: int
-    """0: the line doesn't show it."""
+    """0 if the line doesn't show it."""
 
 
 def list_counters(text: str) -> Iterator[CounterValue]:
@@ -88,7 +88,7 @@ class Loop:
 
     what: str
     total: int
-    """0: the line doesn't show it."""
+    """0 if the line doesn't show it."""
     step: int
     number: int
     """Of the line in which it had this step."""
@@ -243,8 +243,8 @@ class Loops:
                 totals.add(int(found["total"].replace(",", "")))
 
     def find_finished(self) -> Loop | None:
-        """Return the counter of the outer loop at its end; None: there's none,
-        or another one isn't at its end.
+        """Return the counter of the outer loop at its end, or None if there is none or another
+        counter isn't at its end.
         """
         if len(self._loops) >= _MAX_LOOPS:
             return None

@@ -122,7 +122,7 @@ class CompletionProof:
 
 
 def find_completion(attempt: Attempt) -> CompletionProof | None:
-    """Return the proof that an attempt had finished; None: nothing proves it."""
+    """Return the proof that an attempt had finished, or None if there is none."""
     for file, _, report in attempt.reports:
         if report.kind is ReportKind.SUCCEEDED:
             return CompletionProof(
@@ -203,7 +203,7 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
 
 
 def _find_noise(records: Sequence[LogRecord]) -> str:
-    """Return the last line about an exception that ended nothing; empty: there's none."""
+    """Return the last line about an exception that ended nothing, or "" if there is none."""
     found = (
         record.text for record in reversed(records) if EXCEPTION_LINE.match(record.text.strip())
     )

@@ -234,7 +234,7 @@ class _DigestCollector(LogCollector):
 
 
 def _weigh(line: QuotedLine) -> Weight | None:
-    """Return how much a line matters; None: it doesn't stand out."""
+    """Return how much a line matters, or None if it doesn't stand out."""
     text = line.text
     if _exception_line().search(text) is not None or parse_report(line.number, text) is not None:
         return Weight.FATAL
@@ -249,7 +249,7 @@ def _weigh(line: QuotedLine) -> Weight | None:
 
 
 def _name(label: Label) -> str:
-    """Return the name of a process as its lines show it; empty: they don't."""
+    """Return the name of a process as its lines show it, or an empty string if they don't."""
     if label.rank is not None:
         return f"rank {label.rank}"
     if label.task is not None:

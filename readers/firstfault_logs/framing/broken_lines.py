@@ -70,8 +70,7 @@ class PrefixedTracebacks:
 
     def __init__(self) -> None:
         self._prefixes: dict[Label, str] = {}
-        """By label, the prefix of the last traceback: all lines of one record have the same time.
-        """
+        """Prefix of the last traceback by label. All lines of one record have the same time."""
 
     def cut(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""

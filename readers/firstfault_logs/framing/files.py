@@ -152,7 +152,9 @@ _KERNEL_WORDS = LazyPattern(r"""
 
 
 def _find_node_of_system_log(path: Path) -> str | None:
-    """Return the node in the name of a log that isn't a job's; empty: none; None: it's a job's."""
+    """Return the node in the name of a system log, an empty string if the name has none, or None if
+    the file is a log of a job.
+    """
     if found := _SYSTEM_LOG.match(path.stem):
         return found["node"]
     if not _is_of_kernel(path):

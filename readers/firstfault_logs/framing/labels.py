@@ -197,7 +197,7 @@ class Prefixes:
     is_number: bool = False
     """Whether labels are numbers of tasks."""
     year: int = 0
-    """For times that have none; 0: not known."""
+    """The year for times without one; 0 if unknown."""
     is_learned: bool = False
     """Whether these are all prefixes of the log."""
     inner: Prefixes | None = None
@@ -476,8 +476,8 @@ def _to_ns(date: str, time: str, part: str | None, zone: str | None) -> int | No
 
 
 def parse_time_ns(text: str) -> int | None:
-    """Return the time with which a text begins, nanoseconds since the Unix epoch; None:
-    it begins with none.
+    """Return the time with which a text begins, nanoseconds since the Unix epoch, or None if the
+    text doesn't begin with a time.
     """
     found = _STAMP.match(text)
     return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None

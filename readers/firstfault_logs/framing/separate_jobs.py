@@ -60,7 +60,7 @@ def _inside_of_output() -> re.Pattern[str]:
 
 
 def describe_cut(first_lines: Iterable[str], last_lines: Iterable[str]) -> str:
-    """Return that a log is cut at its beginning, its end or both; empty: nothing shows that.
+    """Return a sentence that a log is cut at its beginning, its end or both, or "" if it isn't.
 
     Args:
         first_lines: of each file of the job.

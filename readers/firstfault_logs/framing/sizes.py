@@ -60,7 +60,7 @@ class SizeMarks:
     """What the lines of a log state about the size of their job."""
 
     ranks: int = 0
-    """0: no line states it; the same below."""
+    """Number of ranks, or 0 if no line states it; the values below are alike."""
     nodes: int = 0
     workers_per_node: int = 0
     named_ranks: set[int] = field(default_factory=set)
@@ -95,7 +95,7 @@ class SizeMarks:
 
     @property
     def stated_ranks(self) -> int:
-        """How many ranks the job has according to its lines; 0: none states it."""
+        """How many ranks the job has according to its lines, or 0 if no line states it."""
         return max(self.ranks, self.workers_per_node * self.nodes)
 
     def build_size(self, ranks: Collection[int], machines: Collection[str]) -> JobSize:
