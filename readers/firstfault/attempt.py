@@ -294,8 +294,8 @@ def digest_logs(
     """Return what a brief quotes from the logs of a job.
 
     Args:
-        sources: as of `read_logs`; streams are at their beginning again.
-        wanted: by file, the numbers of the first and the last line of each place to quote.
+        sources: the same as for `read_logs`, with streams reset to their beginning.
+        wanted: for each file, the first and last line numbers of each range to quote.
         reads_all: read parts without a failure, too.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it

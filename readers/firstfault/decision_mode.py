@@ -12,8 +12,8 @@ from firstfault.utils.loggers import get_logger
 logger = get_logger(__name__)
 
 DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
-"""Whether firstfault acts on a decision, for example by an exit code; observe:
-it only prints what it would do.
+"""Whether firstfault acts on a decision, for example by an exit code. In the mode "observe" it only
+prints what it would do.
 """
 ACT, OBSERVE, OFF = "act", "observe", "off"
 _warned: set[str] = set()

@@ -45,7 +45,7 @@ class FoundAttempt:
     """What the names below one output prefix show."""
 
     path: str
-    """Of the output prefix, relative to the listed folder."""
+    """Path of the output prefix, relative to the listed folder."""
     error_files: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own, with their paths relative to the listed folder."""
     documents: list[str] = field(default_factory=list)
@@ -71,9 +71,9 @@ class FailedAttempt:
     """One failed attempt in short."""
 
     uri: str
-    """Of its output prefix."""
+    """URI of its output prefix."""
     time_ns: int | None
-    """Of the root cause; if that isn't known, when an error was last stored."""
+    """Time of the root cause or, if unknown, when an error was last stored."""
     outcome: Outcome = Outcome.UNKNOWN
     line: str = ""
     """The first line of its report."""
@@ -118,7 +118,7 @@ class FaultGroup:
     last: FailedAttempt
     """The newest."""
     is_suspicious: bool = False
-    """Of a machine: whether it fails more often than chance explains."""
+    """For a machine, whether it fails more often than chance explains."""
 
 
 def failed_attempts(

@@ -198,9 +198,7 @@ def parse_attempt_number(uri: str) -> tuple[str, int] | None:
 
 
 def parse_execution(uri: str) -> str | None:
-    """Return the name of Flyte's execution, from an output prefix
-    ``<...>/<execution>/<node>/data/<attempt>``.
-    """
+    """Return Flyte's execution in an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
     here = parse_attempt_number(uri) if uri else None
     parts = here[0].split("/") if here is not None else []
     # the parts above

@@ -60,11 +60,9 @@ _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals by which a process dies after a GPU driver error."""
 _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
-"""An attempt that trained longer had overcome the fault of the one before."""
+"""An attempt that trained longer had overcome the fault of the previous attempt."""
 _WAITING_CATEGORIES = {"hang", "rendezvous"}
-"""Categories in which the time without collectives before the failure was spent waiting,
-not training.
-"""
+"""Categories in which time without collectives before the failure was waiting, not training."""
 _PROGRAM_CATEGORIES = {"user_code", "input", "config", "data", "numerics"}
 """Categories of faults that may depend on the program and its inputs alone, not on a service,
 a storage or a GPU.
@@ -77,7 +75,7 @@ _NO_RETRY_BY_CODE = {
     REQUEUED: "the scheduler has requeued the job",
 }
 HOST_CATEGORIES = {"host_oom", "gpu_hardware"}
-"""Categories of root causes whose document may prove that the machine is at fault."""
+"""Categories of root causes with documents that may prove that the machine is at fault."""
 _GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
 """Categories that only a signal or silence shows, as a time limit,
 a liveness probe or the program itself does.
@@ -109,7 +107,7 @@ class RetryContext:
     restart the workers within this attempt, with this number of `max_restarts` left.
     """
     engine: str = ""
-    """As `Place.engine`."""
+    """The same as `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
     """Progress of the training in its last round."""
     lifetime_seconds: float = 0.0
@@ -117,8 +115,8 @@ class RetryContext:
     failed_starts: int = 0
     """Attempts in a row, before this one, that failed before they had trained for a minute."""
     stops_repeats: bool = False
-    """Whether an attempt isn't repeated, whatever the policy votes, if it failed with the fault of
-    the one before and without progress. Schedulers that retry without a budget need it.
+    """Whether an attempt that failed with the previous attempt's fault and without progress is
+    never repeated, whatever the policy votes. Schedulers that retry without a budget need it.
     """
 
     @property
@@ -511,7 +509,7 @@ def default_policy() -> ComposablePolicy:
     proven faults of the machine and recoverable system errors on the system's budget. It asks for
     no other retry, for none after an exception of `RETRY_REFUSALS`, and for none after a time
     limit. An error message alone never uses the system's budget. Where it asks for no retry,
-    `find_proof_of_repeat` tells a stop from an unknown outcome.
+    `find_proof_of_repeat` distinguishes a stop from an unknown outcome.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
     return is_worth_it & ComposablePolicy(_not_refused)

@@ -298,9 +298,7 @@ def find_fallback_runs(started_in: str) -> list[Path]:
 
 
 def read_working_folders(run: Path) -> list[str]:
-    """Return the working folders that the mark of a run among temporary files has,
-    without duplicates.
-    """
+    """Return the working folders in the mark of a run among temporary files, without duplicates."""
     try:
         lines = (run / RUN_MARK).read_bytes().splitlines()
     except OSError:  # it has just been removed

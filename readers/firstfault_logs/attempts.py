@@ -81,7 +81,7 @@ class Progress(NamedTuple):
     """"step", "epoch"."""
     step: int
     number: int
-    """Of the line."""
+    """Number of the line."""
     total: int = 0
     """Number of steps of the training, or 0 if the line doesn't show it."""
 
@@ -160,8 +160,8 @@ class _Agent:
     """Whether something other than a failure was printed between its last line and another agent's.
     """
     until: int = 0
-    """The line, if any, in which an exception ended a process after that: if logs are not merged,
-    another node's.
+    """The line, if any, in which a later exception ended a process. The process is another node's
+    if logs aren't merged.
     """
     started_over: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
@@ -199,8 +199,7 @@ class AttemptMarks:
         self._was_terminated = False
         """Whether the scheduler has announced the end of the job."""
         self._failed_ns: int | None = None
-        """When the end of a process was reported, 0 if without a time, or None if not reported yet.
-        """
+        """When the end of a process was reported: 0 if without a time, None if not reported."""
         self._raised: dict[int | None, int] = {}
         """Where torch printed a rank's exception last."""
         self._steps: dict[Label, int] = {}

@@ -51,7 +51,7 @@ class LauncherReport:
 
     kind: ReportKind
     number: int
-    """Of the line."""
+    """Number of the line."""
     text: str
     ranks: tuple[int, ...] = ()
     tasks: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class LauncherReport:
     is_of_job: bool = False
     """Whether it's about the whole job, whichever machine reports it."""
     time_ns: int | None = None
-    """Of the line, or in it."""
+    """Time of the line, or a time in it."""
 
 
 class LauncherTable:

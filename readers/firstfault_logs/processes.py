@@ -144,7 +144,7 @@ class Process:
         self.time_ns = self.time_ns or min(times, default=None)
 
     def cite_last_line(self) -> None:
-        """Refer to the last line of a process about whose end there is none."""
+        """Refer to the last line of a process if no line reports its end."""
         last = max((stream.tail[-1].number for stream in self.streams if stream.tail), default=None)
         if not self.lines and last is not None:
             self.lines.add((self.streams[0].file, last, last))
@@ -425,9 +425,7 @@ class Processes:
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
-    """Return the exception of the last traceback in a text;
-    its causes are those that Python printed before it.
-    """
+    """Return the exception of the last traceback in a text, with its causes, printed before it."""
     found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
     if not found:
         return None

@@ -91,7 +91,7 @@ class Traceback:
     lines: tuple[int, int]
     """Numbers of the first and the last one."""
     later_lines: int = 0
-    """Number of lines that the same stream has below, without those that mean nothing."""
+    """Number of lines below it in the same stream, without meaningless ones."""
     is_handled: bool = False
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False

@@ -31,7 +31,7 @@ class StepDifference:
 
     place: Place
     name: str
-    """Of the value: "loss"."""
+    """Name of the value, such as "loss"."""
     here: str
     there: str
     line: QuotedLine
@@ -124,9 +124,7 @@ class Comparison:
 
 
 def compare(here: LogDigest, there: LogDigest, other: str) -> Comparison:
-    """Compare a log with the log of another run, whose name is `other`;
-    both digests are of all lines.
-    """
+    """Compare a log with the log of the run named `other`. Both digests must cover all lines."""
     new = [line for template, line in here.folded.items() if template not in there.folded]
     # without room for all kinds of lines, a missing one proves nothing
     new = (

@@ -27,7 +27,7 @@ _SEALING_S = 5.0
 and for a last report after the verdict.
 """
 _NEXT_LOOKS = 5
-"""Pauses between two looks for the next attempt, in those between two listings of this one."""
+"""Interval between two checks for the next attempt, in intervals between two listings."""
 
 
 def follow_in_time(

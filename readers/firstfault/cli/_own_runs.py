@@ -1,6 +1,4 @@
-"""The runs that were started in the working folder:
-what ``show --last`` and ``ls`` without a folder look at.
-"""
+"""Runs started in the working folder, for ``show --last`` and for ``ls`` without a folder."""
 
 from __future__ import annotations
 

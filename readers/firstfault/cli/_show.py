@@ -34,8 +34,8 @@ _BEGINS_OF_LOGS = (
     b"\xff\xfe",
     b"\xfe\xff",
 )
-"""First bytes of compressed logs, of archives, about which the reader of logs says what to do,
-and of UTF-16.
+"""First bytes of compressed logs, of archives (which the log reader refuses with advice on what to
+do), and of texts in UTF-16.
 """
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""

@@ -26,9 +26,9 @@ from firstfault.model import ExceptionInfo, WorkerError
 from firstfault.utils.toml import parse_toml
 
 _USAGE_EXIT_CODE = 2
-"""Of argparse and click after a bad command line."""
+"""The exit code of argparse and click after a bad command line."""
 _NO_MODULE_EXIT_CODE = 1
-"""Of ``python -m`` without the module."""
+"""The exit code of ``python -m`` without the module."""
 _USAGE_CHARS_READ = 2_000
 """At the end of the output: earlier lines may be from another process that the program started."""
 _CONTAINERS = {"ExceptionGroup", "BaseExceptionGroup"}
@@ -79,8 +79,8 @@ def _list_missing_programs() -> tuple[tuple[int, Pattern, str, bool], ...]:
 def find_missing_program(failure: WorkerError) -> MissingProgram | None:
     """Return the program that Python didn't find, or None for any other failure.
 
-    It depends on the node's files: on a node whose folder isn't mounted, another attempt may find
-    it.
+    Whether the program exists depends on the node's files: if a folder wasn't mounted on the
+    node, another attempt may find the program.
     """
     if failure.exception is not None:
         return None
@@ -155,7 +155,7 @@ def find_advice_on_bug(failure: WorkerError) -> str:
 
 
 def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
-    """Yield the exceptions of a chain and of groups, without those that only carry others."""
+    """Yield the exceptions of a chain and of groups, without exceptions that only carry others."""
     for link in iter_exceptions(add_remote_cause(exception)):
         is_container = bool(link.members) and get_short_name(link) in _CONTAINERS
         if not is_container and get_short_name(link) != _CANCELLED:

@@ -190,7 +190,7 @@ _CLASS_BY_ROLE = {
 
 
 def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
-    """Classify every failure of the judged round; the order stays the same."""
+    """Classify every failure of the judged round, in the same order."""
     gone = {
         failure.node
         for failure in job.failures
@@ -513,7 +513,7 @@ def _refine_category(
     return replace(judged, category="config") if is_limited else judged
 
 
-# In the message of an error of a checkpoint on all ranks: those that had it
+# The failed ranks in the error message of a checkpoint on all ranks
 _CHECKPOINT_RANKS = LazyPattern(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:,[ ]?\d{1,9})*)\]"
 )
@@ -618,9 +618,7 @@ def _is_about_group(exception: ExceptionInfo) -> bool:
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
-    """Return the entry of `_CHILD_PROCESS_FILES` if the connection to a child process broke;
-    otherwise empty.
-    """
+    """Return the entry of `_CHILD_PROCESS_FILES` if a child process's connection broke, else ""."""
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
     # the program's own sockets break elsewhere
     is_local = bool(files) and "/multiprocessing/" in files[-1]

@@ -505,8 +505,8 @@ def find_ranks_stopped_in_function(
 def find_ranks_stopped_unwinding(
     first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
 ) -> list[ClassifiedFailure]:
-    """Return the ranks stopped in a finalizer that the first fault's exception, not a peer's error,
-    passed through.
+    """Return the ranks stopped in a finalizer that the first fault's exception passed through,
+    unless it may be a peer's error.
     """
     exception = first.failure.exception
     passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()

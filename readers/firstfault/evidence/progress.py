@@ -137,7 +137,7 @@ def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedWait:
-    """A report of ranks that waited, and of those that they waited for."""
+    """A report of ranks that waited, and of the ranks that they waited for."""
 
     missing: frozenset[int]
     """The ranks that the report lists as missing."""

@@ -91,7 +91,7 @@ class Classification:
 
     @property
     def specific_category(self) -> str:
-        """The category, unless it's one that says nothing about the fault; then empty."""
+        """The category, or empty if the category doesn't identify the fault."""
         return self.category if self.category not in {"unknown", "user_code"} else ""
 
 
@@ -186,9 +186,7 @@ _LAST_WORK = Pattern(
 
 
 def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
-    """Classify another rank's dump signal as a consequence if this rank had a
-    collective outstanding.
-    """
+    """Classify another rank's dump signal as a consequence if a collective was outstanding here."""
     progress = _LAST_WORK.search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
@@ -276,7 +274,7 @@ def _parse_number(text: str | None) -> int | None:
 
 # --- the message of a failed process --------------------------------------------------------------
 _ENDED = "it exited without an error"
-"""The text for an exit with code 0, as of a program that returns too early."""
+"""The text for an exit with code 0, for example of a program that returns too early."""
 _SUCCESS = "exit code 0"
 _REACHED_END = "its program reached its end"
 """The recorder's text for the end of a program that nobody called `sys.exit` in."""

@@ -196,7 +196,7 @@ def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException
         if link is None:
             return None
         sentence = _CHAIN_SENTENCE.match(lines[end]) if end < len(lines) else None
-        # the relation of an exception is to the one that was raised after it
+        # `relation` is the relation of an exception to the exception raised after it
         links.insert(
             0,
             replace(

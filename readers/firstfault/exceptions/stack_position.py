@@ -1,5 +1,4 @@
-"""The stack position of a stopped worker: in a collective, in another wait inside torch,
-or elsewhere.
+"""The stack position of a stopped worker: in a collective, in torch elsewhere, or outside torch.
 
 Of 64 ranks that were stopped after a timeout, 63 are in one all-reduce. The rank that is elsewhere
 is the straggler.
@@ -72,9 +71,9 @@ class StackPosition:
     is_finalizing: bool = False
     """Whether the frame was dropping an object with a finalizer."""
     exit_stage: str = ""
-    """What had ended in a process that still exists; empty: nothing. A sentence about one of three:
-    the task function (torch's process waits until its agent has read the result), the program
-    (Python ends), or the process group.
+    """What had ended in a process that still exists, or empty if nothing had. It is a sentence
+    about one of three: the task function (torch's process waits until its agent has read the
+    result), the program (Python ends), or the process group.
     """
 
     @property
@@ -133,9 +132,7 @@ def is_process_group_code(text: str) -> bool:
 
 
 def has_left_program(failure: WorkerError) -> bool:
-    """Whether a worker that its agent stopped had left the task function, or its program,
-    before.
-    """
+    """Whether a worker had left the task function, or its program, before its agent stopped it."""
     frames = [
         frame
         for dump in get_stack_dumps(failure)

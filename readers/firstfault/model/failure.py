@@ -146,7 +146,7 @@ class SentSignal:
 
 
 UNSEEN = "unknown"
-"""The signal of a process whose end isn't in the logs."""
+"""The signal of a process if the logs don't contain its end."""
 LAST_LINES_OF_SUCCESS = "its last lines report success"
 """The reason if they end with a success."""
 OF_LOGS = "log"
@@ -177,7 +177,7 @@ CTRL_C = "USER:CtrlC"
 as opposed to a SIGINT from another process.
 """
 INTERRUPTED = "interrupted"
-"""The category of a process that SIGINT ended, or an agent whose terminal was closed."""
+"""The category of a process that SIGINT ended, or of an agent after its terminal was closed."""
 TEARDOWN = "teardown"
 """The category of a failure after the job had finished."""
 HANGUP = "USER:Hangup"
@@ -240,7 +240,7 @@ class HandledException:
     timestamp_ns: int | None
     """Time of the latest occurrence, nanoseconds since the Unix epoch; None if unknown."""
     exception: ExceptionInfo
-    """Its frames begin with the one that handled it."""
+    """The exception. Its frames begin with the frame that handled it."""
     times: int = 1
     """How often the process handled it, as far as known."""
     calls_since: int | None = None
@@ -602,7 +602,7 @@ def explain_end(failure: WorkerError) -> str:
 
 
 def _without_agent(explained: str) -> str:
-    """Return an explanation without what only the agent of a process can know."""
+    """Return an explanation without facts that only the process's agent can have."""
     return explained.replace(
         "terminated from outside, not by its agent", "terminated, sender unknown"
     )

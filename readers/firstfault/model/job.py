@@ -325,9 +325,7 @@ class JobErrors:
         )
 
     def unopened_like(self, *fingerprints: str) -> tuple[int, ...]:
-        """Return the ranks without an opened document and with one of these fingerprints,
-        ascending.
-        """
+        """Return the ranks with one of these fingerprints and without an opened document."""
         opened = {failure.rank for failure in self.failures}
         wanted = set(fingerprints)
         alike = (group for group in self.unopened if group.fingerprint in wanted)
@@ -505,9 +503,7 @@ class Verdict:
     """
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
-    """Names of the documents behind each sentence of `why`; may be shorter than `why`. Not in JSON,
-    like `root`.
-    """
+    """Names of the documents behind each sentence of `why`, perhaps of fewer; not in JSON."""
     suspects: tuple[Suspect, ...] = ()
     victims: Victims = field(default_factory=Victims)
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))

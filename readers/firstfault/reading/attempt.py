@@ -59,8 +59,8 @@ async def read_job(store: ReadableStore, request: Request) -> JobErrors:
 async def follow(
     store: ReadableStore, request: Request, interval_seconds: float
 ) -> AsyncGenerator[JobErrors, None]:
-    """Yield the job at once and after each change, until all nodes are done; see
-    `AttemptReader.follow`.
+    """Yield the job at once and after each change, until all nodes are done. `AttemptReader.follow`
+    has the details.
 
     Raises:
         StoreError: the storage refuses a request.
@@ -111,7 +111,7 @@ async def look(
             return request.job_of(snapshot)
     elif store.has_ordered_pages:
         begun = await begin_listing(store, layout)
-    # {}: use no copies; None: read the bundles after the listing
+    # {} uses no copies; None reads the bundles after the listing
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)

@@ -52,8 +52,8 @@ class Spool:
     """
 
     def add(self, name: str, data: bytes) -> Path:
-        """Write a file atomically and return its path; the name of a document is the object's,
-        with ``.pb``.
+        """Write a file atomically and return its path. The name of a document's file is the
+        object's name with ``.pb``.
 
         Raises:
             OSError: the file could not be written.

@@ -267,7 +267,7 @@ class Cells:
 
     state: State
     path: str
-    """As SVG draws it."""
+    """The path in SVG's syntax."""
 
 
 @dataclass(frozen=True, slots=True)

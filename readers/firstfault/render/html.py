@@ -223,9 +223,7 @@ def _build_context(report: Report) -> dict[str, Any]:
 
 
 def _find_first_rank(cascade: Cascade) -> int:
-    """Return the index of the rank to look at first: the root cause, else a rank of its node,
-    else a suspect.
-    """
+    """Return the index of the first rank to show: root cause, a rank of its node, or a suspect."""
     of_node = {node.name: node.state for node in cascade.nodes if node.name}
     states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
     wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))

@@ -48,7 +48,7 @@ class AttemptSummary:
     note: str = ""
     """Why nothing is known."""
     nodes: tuple[str, ...] = ()
-    """Names of those that took part, if known."""
+    """Names of the nodes that took part; empty if unknown."""
     seconds: float | None = None
     """How long it took; None if unknown."""
     engine: EngineWords = FLYTE

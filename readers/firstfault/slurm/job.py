@@ -1,4 +1,4 @@
-"""A job of Slurm: what Slurm knows of it, and how it's requeued."""
+"""A job of Slurm: Slurm's data about it, and how it's requeued."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
 
 
 class JobInfo(NamedTuple):
-    """What Slurm knows of a job."""
+    """Slurm's data about a job."""
 
     id: str
-    """As scontrol takes it: "42", "42_7"."""
+    """The id that scontrol accepts: "42", "42_7"."""
     number: str
     """Slurm's number; each task of an array has one."""
     state: str
@@ -77,7 +77,7 @@ class JobInfo(NamedTuple):
 
 
 def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
-    """Return what Slurm knows of a job.
+    """Return Slurm's data about a job.
 
     Args:
         job_id: "42", or "42_7" for a task of an array.
@@ -85,7 +85,7 @@ def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
             has the array's.
 
     Raises:
-        SlurmError: Slurm doesn't know the job, or doesn't answer.
+        SlurmError: Slurm has no such job, or doesn't answer.
     """
     columns = ",".join(f"{name}:{_WIDTH}" for name in _COLUMNS)
     return parse_job(_query(job_id, "-O", columns), job_id, is_own=is_own)
@@ -116,14 +116,14 @@ class SlurmJob(NamedTuple):
         return find_exclusion_problem(constraints, node)
 
     def requeue(self, before: JobInfo, *, exclude: str, headline: str) -> list[str]:
-        """Run the job again; return what Slurm refused besides.
+        """Run the job again. Return the changes that Slurm refused.
 
         It can run inside the job that it requeues. The job is never held: if Slurm kills this
         process half-way, the job starts without the change. A requeued job waits two minutes
         (`cred_expire`), long enough to change it.
 
         Args:
-            before: what Slurm knew of the job when the requeue was decided.
+            before: Slurm's data about the job when the requeue was decided.
             exclude: a node that the job must not use again, or empty if there is none.
             headline: for the job's comment, unless the comment is another program's: it may be a
                 setting.
@@ -208,7 +208,7 @@ def _query(job_id: str, *columns: str) -> str:
 
 
 def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
-    """Return what squeue's rows say about a job; see `read_job`.
+    """Return the data in squeue's rows about a job; see `read_job`.
 
     Raises:
         SlurmError: there is no such row, or several.

@@ -21,7 +21,7 @@ class RequeuePlan(NamedTuple):
     """What to do with a failed job."""
 
     judgment: Judgment
-    """Of the step that decides."""
+    """The judgment of the step that decides."""
     stop_reason: str
     """Empty if the job is requeued."""
     is_counted: bool
@@ -47,7 +47,7 @@ def make_plan(
     """Return what to do with a job.
 
     Args:
-        job: what Slurm knows of it.
+        job: Slurm's data about it.
         judgments: of the steps that failed in its last start, in their order; at least one.
         count: how many requeues have counted so far.
         max_requeues: how many may count.

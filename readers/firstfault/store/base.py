@@ -40,8 +40,8 @@ class ReadableStore(Protocol):
         """
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder` (relative), by name; empty if it doesn't exist.
-        Never cached.
+        """Return the objects directly in `folder` (relative) by name, or none if it doesn't exist.
+        The result is never cached.
         """
 
     async def page(self, after: str = "") -> Page:

@@ -36,7 +36,7 @@ def build_candidates_verdict(
     node_by_rank: dict[int | None, str] = {
         rank: entry.place.node for entry in roster for rank in entry.ranks
     }
-    # a rank that its peers name may have left no document, so only the roster knows its node
+    # a rank that its peers name may have left no document, so only the roster has its node
     placed = [
         item if item.node else replace(item, node=node_by_rank.get(item.rank, ""))
         for item in candidates
@@ -212,8 +212,8 @@ def _find_heaviest_candidates(
 def _find_witnesses(
     candidate: Candidate, classified: Sequence[ClassifiedFailure]
 ) -> tuple[WorkerError, ...]:
-    """Return the evidence: the candidate's own failure, failures that it caused, its node's,
-    or those that name it.
+    """Return the evidence: the candidate's own failure, failures that it caused, its node's
+    failures, or failures that name it.
     """
     if candidate.failure is not None:
         return (candidate.failure,)

@@ -278,9 +278,7 @@ def _judge_own_fault(diagnosis: Diagnosis, *, is_only: bool = True) -> Verdict |
 def _blame(
     find_candidates: Callable[[Diagnosis], list[Candidate]],
 ) -> Callable[[Diagnosis], Verdict | None]:
-    """Return the function of a rule that blames the ranks or nodes that
-    `find_candidates` returns.
-    """
+    """Return the function of a rule that blames the ranks or nodes found by `find_candidates`."""
     return lambda diagnosis: build_candidates_verdict(diagnosis, find_candidates(diagnosis))
 
 

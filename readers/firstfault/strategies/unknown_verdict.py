@@ -34,7 +34,7 @@ def build_unknown_cause_verdict(
         Suspect(item.why, item.rank, item.node or None) for item in candidates
     ] + reasons.to_suspects(exits)
     waits = _describe_waits(diagnosis)
-    # what ranks waited for may be many, of which a text names one
+    # ranks may have waited for many others, but a text names only one
     suspects = suspects[: reasons.MAX_SUSPECTS] or ([] if waits else _list_blamed(diagnosis))
     by_time = reasons.get_time_sort_key
     likeliest = min(

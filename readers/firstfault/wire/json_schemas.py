@@ -1,5 +1,5 @@
-"""The JSON schemas of a verdict and a decision, ``firstfault.verdict/v1``, and of a restart,
-``firstfault.restart/v1``.
+"""The JSON schemas ``firstfault.verdict/v1``, for a verdict and a decision, and
+``firstfault.restart/v1``, for a restart.
 
 A table lists the keys of each object; it writes, reads and describes the object.
 """
@@ -350,9 +350,7 @@ def from_json(text: str) -> tuple[Verdict, Decision] | None:
 
 
 def restore_seal(name: str, text: str) -> Seal | None:
-    """Return the seal whose JSON this is, from a file that has nothing else;
-    None for any other text.
-    """
+    """Return the seal in a JSON file that contains nothing else, or None for any other text."""
     if (sealed := from_json(text)) is None:
         return None
     verdict, decision = sealed

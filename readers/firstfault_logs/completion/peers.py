@@ -34,9 +34,9 @@ def find_training_step(record: LogRecord) -> Progress | None:
 def drop_steps_of_peers(tail: Sequence[LogRecord], number: int) -> Sequence[LogRecord]:
     """Return the lines without steps below an end that show no further work; otherwise all lines.
 
-    A program whose stdout is a file or a pipe may print all its lines when it exits, so each rank's
-    steps are in one piece. Steps below the end belong to the same training if each line has a rank,
-    each rank's steps are above or below the end, and all ranks stop at the same step.
+    A program may print all its lines when it exits if its stdout is a file or a pipe, so each
+    rank's steps are in one piece. Steps below the end belong to the same training if each line has
+    a rank, each rank's steps are above or below the end, and all ranks stop at the same step.
 
     Args:
         tail: the last lines of a file, in order.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MAX_JOINED_CHARS = 1000
 _MAX_LABELS = 20_000
-"""Processes with a traceback whose begin is kept."""
+"""Maximum number of processes for which the beginning of a traceback is kept."""
 _HEADER = f"{TRACEBACK}:"
 
 
@@ -94,7 +94,7 @@ class BrokenLines:
         """By label, the begin of a line."""
         self._tasks: set[int] = set()
         self._in_traceback: set[Label] = set()
-        """Labels whose last whole line was a frame or the source below it."""
+        """Labels with a last whole line that was a frame or the source below it."""
 
     def join(self, record: LogRecord) -> Iterator[LogRecord]:
         """Yield whole lines; the begin of a line is kept until the next one of its label."""

@@ -29,7 +29,7 @@ class FirstRanks:
     workers: int = 0
     """Number of workers of the node, or 0 if no line states it."""
     local_rank_by_pid: dict[int, int] = field(default_factory=dict)
-    """Of the processes that the launcher started."""
+    """Local ranks of the processes that the launcher started, by process id."""
     local_ranks: set[int] = field(default_factory=set)
     """Those that workers printed."""
     _node: int = 0
@@ -55,7 +55,7 @@ class FirstRanks:
         """Return the rank of the worker with local rank 0, or None if it isn't known.
 
         Args:
-            world_size: as the log states it, or 0 if it doesn't.
+            world_size: the value in the log, or 0 if the log has none.
         """
         if self.first is None and world_size and self.local_ranks == set(range(world_size)):
             return 0  # as many workers as the job has are on this node

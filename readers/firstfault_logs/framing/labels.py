@@ -179,7 +179,7 @@ _CRI_PREFIX = LazyPattern(r"(?:stdout|stderr)[ ][FP][ ]")
 # A label with a node and the number of a task on it or in the job: "10.0.0.249 [0]".
 _NUMBERED_NODE = LazyPattern(r"(?P<node>[\w.-]{1,120})[ ]?[\[(\#](?P<number>\d{1,5})[\])]?:?")
 
-# A level in a label: what stands before it is a logger's name.
+# A level in a label. The text before it is a logger's name.
 _LEVEL_IN_LABEL = LazyPattern(r"\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
 
 # A level before a date, at the begin of a line.
@@ -325,7 +325,7 @@ _NO_PREFIX = LazyPattern(r"""(?i)
 )\s*$
 """)
 
-# What stands before a frame in the same line.
+# The text before a frame in the same line.
 _BEFORE_FRAME = LazyPattern(r'^(?P<before>.{1,120}?)[ ][ ]File[ ]"[^"]+",[ ]line[ ]\d+')
 
 

@@ -142,7 +142,7 @@ def decompress(stream: io.BufferedReader[Any], name: str) -> IO[bytes]:
     """Return the uncompressed bytes of a stream, or the stream itself; `name` is for the error.
 
     Raises:
-        BadDocumentError: as of `open_log`.
+        BadDocumentError: for the same reasons as `open_log`.
     """
     unpack = _find_unpacking(stream.peek(8), name)
     return stream if unpack is None else unpack(stream)

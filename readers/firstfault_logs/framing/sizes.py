@@ -99,10 +99,10 @@ class SizeMarks:
         return max(self.ranks, self.workers_per_node * self.nodes)
 
     def build_size(self, ranks: Collection[int], machines: Collection[str]) -> JobSize:
-        """Return the size of the job: what its lines state, else at least what they show.
+        """Return the size of the job as its lines state it, else a lower limit from its processes.
 
         Args:
-            ranks: those that processes have.
+            ranks: the ranks that processes have.
             machines: names of machines that launchers and schedulers print.
         """
         seen = 1 + max({*ranks, *self.named_ranks}, default=-1) if ranks else 0

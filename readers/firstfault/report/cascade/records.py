@@ -33,7 +33,7 @@ class Event:
     is_origin: bool = False
     """Times are counted from it."""
     from_root: bool = True
-    """As `Cascade.from_root`."""
+    """The same as `Cascade.from_root`."""
 
     @property
     def key(self) -> tuple[str, State]:
@@ -111,9 +111,7 @@ class Group:
         return JOB_END_WORDS.get(code, self.state.value)
 
     def who(self, limit: int = 0) -> str:
-        """Return its ranks, else its node, else how many processes it has; `limit`:
-        as `format_ranks`.
-        """
+        """Return its ranks, its node or its number of processes. `limit` is for `format_ranks`."""
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
         if len(self.nodes) == 1 or self.label != self.state.value:
