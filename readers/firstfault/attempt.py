@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from firstfault.brief import LineRanges, LogDigest
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
-"""Entry-point group of log readers: functions from log files and streams to a snapshot; None:
-unsupported format.
+"""Entry-point group of log readers: functions that turn log files and streams into a snapshot, or
+return None if the format is unsupported.
 """
 _OWN_LOG_READER = "firstfault_logs"
 """The module of firstfault's own, which may be deleted."""
@@ -72,9 +72,9 @@ class ReadOptions:
     """How to read an attempt and find its root cause."""
 
     strategy: str | None = None
-    """None: that of the job."""
+    """None selects the job's own strategy."""
     expected_nodes: int | None = None
-    """Number of nodes that should have reported; None: the number in the roster."""
+    """Number of nodes that should have reported, or None for the number in the roster."""
     fresh: bool = False
     """Whether to open every document, instead of the copies that the pods left."""
 
@@ -100,7 +100,7 @@ class Attempt:
     """URI of the output prefix, the errors/ folder or the only document."""
     job: JobErrors
     conclusion: Conclusion | None
-    """None: the attempt didn't fail, or has no files."""
+    """None if the attempt didn't fail or has no files."""
     has_outputs: bool = False
     """Whether the attempt has outputs; not checked after a failure."""
     is_of_logs: bool = False
@@ -273,8 +273,8 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
 
 
 def _read_with_entry_points(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
-    """Return what the log reader of another distribution reads; None: there is none,
-    or none knows the format.
+    """Return the snapshot of another distribution's log reader, or None if no installed reader
+    supports the format.
     """
     from importlib.metadata import (  # noqa: PLC0415 - slow, and our own reader reads most logs
         entry_points,
@@ -294,8 +294,8 @@ def digest_logs(
     """Return what a brief quotes from the logs of a job.
 
     Args:
-        sources: as of `read_logs`; streams are at their beginning again.
-        wanted: by file, the numbers of the first and the last line of each place to quote.
+        sources: the same as for `read_logs`, with streams reset to their beginning.
+        wanted: for each file, the first and last line numbers of each range to quote.
         reads_all: read parts without a failure, too.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
@@ -319,8 +319,8 @@ def sibling_attempts(
     strategy: str | None = None,
     seconds: float = _SECONDS,
 ) -> tuple[AttemptSummary, ...]:
-    """Return summaries of an attempt and of up to ten more, by number;
-    empty if it is the only attempt.
+    """Return summaries of an attempt and of up to ten more, ordered by number, or an empty tuple if
+    there is no other attempt.
 
     Earlier attempts are read concurrently, later attempts one by one until an attempt doesn't
     exist. A summary's note has the reason if an attempt or its documents could not be read. Missing
@@ -329,7 +329,7 @@ def sibling_attempts(
     Args:
         uri: the attempt's output prefix, or a path below it.
         conclusion: the conclusion on this attempt.
-        strategy: the strategy for the remaining attempts; None: each attempt's own.
+        strategy: the strategy for the remaining attempts, or None for each attempt's own.
         seconds: timeout for each earlier attempt, and for all later attempts together.
     """
     here = parse_attempt_number(uri)

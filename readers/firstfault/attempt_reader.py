@@ -31,8 +31,8 @@ _SEALED = model.DocumentRef(ERROR_FILE)
 
 
 async def read_sealed_judgment(uri: str) -> Judgment | None:
-    """Return what the nodes of an attempt published in ``error.pb``, with one request and without
-    the root cause's document; None: nothing that can be read.
+    """Return the judgment that an attempt's nodes published in ``error.pb``, or None if it is
+    missing or unreadable. This takes one request and doesn't read the root cause's document.
 
     Raises:
         StoreUnavailableError: the storage doesn't answer.
@@ -127,7 +127,7 @@ class AttemptReader:
     def conclude_from(
         self, job: model.JobErrors, context: RetryContext | None = None
     ) -> Conclusion | None:
-        """As `conclude`, from what has been read already."""
+        """Do the same as `conclude`, with the documents that have already been read."""
         return conclude(job, strategy=self._strategy, policy=self._retry_policy, context=context)
 
     def report(
@@ -137,8 +137,8 @@ class AttemptReader:
         attempts: Sequence[AttemptSummary] = (),
         logs: Mapping[str, str] | None = None,
     ) -> Report:
-        """Return the report on a conclusion of this reader;
-        see `firstfault.report.build_report`.
+        """Return the report on a conclusion of this reader; see `firstfault.report.build_report`
+        for its parts.
         """
         return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)
 
@@ -169,7 +169,7 @@ class AttemptReader:
         return run_sync(self.job_async())
 
     async def job_async(self) -> model.JobErrors:
-        """As `job`, in the caller's event loop."""
+        """Return the same as `job`, in the caller's event loop."""
         from firstfault.reading.attempt import (  # noqa: PLC0415 - who reads logs doesn't need it
             read_job,
         )
@@ -258,8 +258,8 @@ class AttemptReader:
                 yield job
 
     def _find_needs(self, seals: Sequence[model.Seal]) -> model.ReadingNeeds:
-        """Return what the strategy needs to read: the caller's strategy,
-        else the one in the pods' sealed verdict.
+        """Return what the strategy needs to read. The strategy is the caller's or, without one,
+        that of the pods' sealed verdict.
         """
         # the pods may have concluded with a strategy of the job's own: an answer here should agree
         # with theirs

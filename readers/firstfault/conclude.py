@@ -42,20 +42,17 @@ class Conclusion:
     decision: model.Decision
     """On this verdict."""
     diagnosis: Diagnosis
-    """Of `job`, whatever strategy the verdict is from."""
+    """The diagnosis of `job`, whatever strategy the verdict is from."""
     sealed: Judgment | None = None
-    """What the nodes published, also if this reader judges otherwise; None:
-    nothing that can be read.
-    """
+    """The judgment that the nodes published, even if this reader's differs; None if unreadable."""
 
 
 def find_judgment(conclusion: Conclusion) -> Judgment:
-    """Return the verdict and the decision that count:
-    a scheduler that acts on the attempt follows these.
+    """Return the verdict and the decision that a scheduler follows when it acts on the attempt.
 
-    They are those that the nodes published. The nodes knew more than a reader: the task's retry
-    policy, the previous attempt's verdict, how long the attempt had trained. Other schedulers have
-    their exit code. Without a sealed verdict, they are the reader's own.
+    These are what the nodes published. The nodes had more information than a reader: the task's
+    retry policy, the previous attempt's verdict, how long the attempt had trained. Schedulers that
+    don't read the verdict have the exit code. Without a sealed verdict, the reader's own counts.
     """
     return conclusion.sealed or Judgment(conclusion.verdict, conclusion.decision)
 
@@ -71,11 +68,11 @@ def conclude(
 
     Args:
         job: what was read.
-        strategy: a name or a callable. None: the strategy of the sealed verdict, else
-            `DEFAULT_STRATEGY`.
-        policy: the retry policy. None: the sealed decision if the verdict is the sealed one, else
-            firstfault's default policy.
-        context: the policy's input besides the verdict. None: derived from `job`.
+        strategy: a name or a callable. With None it's the strategy of the sealed verdict, or
+            `DEFAULT_STRATEGY` if nothing is sealed.
+        policy: the retry policy. With None it's the sealed decision if the verdict is the sealed
+            one, and firstfault's default policy otherwise.
+        context: the policy's input in addition to the verdict, or None to derive it from `job`.
 
     Raises:
         StrategyError: the strategy is unknown, raised, or didn't return a verdict.
@@ -154,9 +151,7 @@ def _find_valid_seal(
 def _sealed_verdict_wins(
     seal: model.Seal, job: model.JobErrors, strategy: str | AggregationStrategy | None
 ) -> bool:
-    """Whether the sealed verdict replaces the strategy: the documents, or some that it rests on,
-    are gone.
-    """
+    """Whether the sealed verdict wins because documents that it rests on are gone."""
     if not job.failures:
         return True
     if strategy not in {None, seal.strategy} or seal.count <= job.document_count:
@@ -240,7 +235,7 @@ def _restore_sealed_verdict(
 
 @dataclass(frozen=True, slots=True)
 class RestartContext:
-    """The input of `decide_restart` besides the verdict."""
+    """The input of `decide_restart` in addition to the verdict."""
 
     round: int
     restarts_left: int
@@ -250,11 +245,12 @@ class RestartContext:
     min_nodes: int = 1
     """The minimum of `nnodes`."""
     previous_fingerprint: str = ""
-    """Fingerprint of the previous round's verdict; empty: there was none, or it isn't known."""
+    """Fingerprint of the previous round's verdict; empty if unknown or in the first round."""
     previous_node: str = ""
     """Node of that verdict's root cause."""
     lifetime_seconds: float = 0.0
-    """From the start of the round's workers to the failure, at most; 0: unknown."""
+    """Upper limit of the time from the start of the round's workers to the failure; 0 if unknown.
+    """
 
     def to_retry_context(self, context: RetryContext) -> RetryContext:
         """Return the context for a retry policy that is asked about this restart."""

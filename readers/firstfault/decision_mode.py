@@ -12,8 +12,8 @@ from firstfault.utils.loggers import get_logger
 logger = get_logger(__name__)
 
 DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
-"""Whether firstfault acts on a decision, for example by an exit code; observe:
-it only prints what it would do.
+"""Whether firstfault acts on a decision, for example by an exit code. In the mode "observe" it only
+prints what it would do.
 """
 ACT, OBSERVE, OFF = "act", "observe", "off"
 _warned: set[str] = set()
@@ -23,8 +23,8 @@ some of them repeatedly.
 
 
 def find_mode_problem(text: str) -> str:
-    """Return what is wrong with a value of `DECISIONS_VARIABLE`, as a sentence for a person; empty:
-    it is valid.
+    """Return what is wrong with a value of `DECISIONS_VARIABLE`, as a sentence for a person, or an
+    empty string if the value is valid.
     """
     if not text.strip() or text.strip().lower() in DECISION_MODES:
         return ""

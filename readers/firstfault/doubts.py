@@ -46,9 +46,7 @@ def _describe_doubt(verdict: Verdict) -> str:
 
 
 def explain_replaced_request(root: WorkerError | None) -> str:
-    """Return a sentence if the program replaced an exception that requests a retry by another;
-    otherwise empty.
-    """
+    """Return a sentence if the program replaced an exception that requests a retry, else ""."""
     if root is None or root.exception is None or root.recoverable:
         return ""
     # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception

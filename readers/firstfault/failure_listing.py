@@ -45,16 +45,16 @@ class FoundAttempt:
     """What the names below one output prefix show."""
 
     path: str
-    """Of the output prefix, relative to the listed folder."""
+    """Path of the output prefix, relative to the listed folder."""
     error_files: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own, with their paths relative to the listed folder."""
     documents: list[str] = field(default_factory=list)
     """Names of error documents; of a large attempt only some."""
     has_outputs: bool = False
     started_ns: int | None = None
-    """When the first agent started; None: no name contains it."""
+    """When the first agent started, or None if no name contains the time."""
     changed_ns: int | None = None
-    """When an error was last stored; None: the storage doesn't record it."""
+    """When an error was last stored, or None if the storage doesn't record this time."""
 
     @property
     def may_have_failed(self) -> bool:
@@ -71,9 +71,9 @@ class FailedAttempt:
     """One failed attempt in short."""
 
     uri: str
-    """Of its output prefix."""
+    """URI of its output prefix."""
     time_ns: int | None
-    """Of the root cause; if that isn't known, when an error was last stored."""
+    """Time of the root cause or, if unknown, when an error was last stored."""
     outcome: Outcome = Outcome.UNKNOWN
     line: str = ""
     """The first line of its report."""
@@ -82,11 +82,11 @@ class FailedAttempt:
     pod: str = ""
     """The end of the root cause's pod or node, without the execution's name."""
     machine: str = ""
-    """Empty: not known, or not asked for."""
+    """Empty if unknown or not requested."""
     ranks: int = 0
     """Ranks that failed or were stopped."""
     rank_hours: float | None = None
-    """From the start of the agents until the fault, times the ranks; None: unknown."""
+    """Time from the start of the agents until the fault, times the ranks; None if unknown."""
     retry: bool | None = None
     note: str = ""
     """Why it could not be read; then nothing else is known."""
@@ -110,15 +110,15 @@ class FaultGroup:
     """Attempts that have something in common."""
 
     key: str
-    """Empty: not known."""
+    """Empty if unknown."""
     attempts: int
     executions: int
     rank_hours: float | None
-    """Sum over the attempts with known rank-hours; None: no attempt has any."""
+    """Sum over the attempts with known rank-hours, or None if no attempt has any."""
     last: FailedAttempt
     """The newest."""
     is_suspicious: bool = False
-    """Of a machine: whether it fails more often than chance explains."""
+    """For a machine, whether it fails more often than chance explains."""
 
 
 def failed_attempts(

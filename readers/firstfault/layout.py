@@ -85,7 +85,8 @@ class Layout:
     has_stock: bool = True
     """Whether the root may contain Flyte's own error.pb and error-<uuid>.pb."""
     document: str = ""
-    """Name of a single document to read, without listing any folder; empty: list the folders."""
+    """Name of a single document to read, without listing any folder, or empty to list the folders.
+    """
 
     @classmethod
     def of(cls, uri: str) -> Layout:
@@ -168,8 +169,8 @@ def watched_name(until_ms: int) -> str:
 
 
 def watched_until_ms(names: Iterable[str]) -> int:
-    """Return the latest time in the names of `watch --live` files (Unix, milliseconds); 0:
-    no such file.
+    """Return the latest time in the names of `watch --live` files, in milliseconds since the Unix
+    epoch, or 0 if there is no such file.
     """
     return max((int(found[1]) for found in map(_WATCHED.fullmatch, names) if found), default=0)
 
@@ -197,9 +198,7 @@ def parse_attempt_number(uri: str) -> tuple[str, int] | None:
 
 
 def parse_execution(uri: str) -> str | None:
-    """Return the name of Flyte's execution, from an output prefix
-    ``<...>/<execution>/<node>/data/<attempt>``.
-    """
+    """Return Flyte's execution in an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
     here = parse_attempt_number(uri) if uri else None
     parts = here[0].split("/") if here is not None else []
     # the parts above

@@ -60,11 +60,9 @@ _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals by which a process dies after a GPU driver error."""
 _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
-"""An attempt that trained longer had overcome the fault of the one before."""
+"""An attempt that trained longer had overcome the fault of the previous attempt."""
 _WAITING_CATEGORIES = {"hang", "rendezvous"}
-"""Categories in which the time without collectives before the failure was spent waiting,
-not training.
-"""
+"""Categories in which time without collectives before the failure was waiting, not training."""
 _PROGRAM_CATEGORIES = {"user_code", "input", "config", "data", "numerics"}
 """Categories of faults that may depend on the program and its inputs alone, not on a service,
 a storage or a GPU.
@@ -77,7 +75,7 @@ _NO_RETRY_BY_CODE = {
     REQUEUED: "the scheduler has requeued the job",
 }
 HOST_CATEGORIES = {"host_oom", "gpu_hardware"}
-"""Categories of root causes whose document may prove that the machine is at fault."""
+"""Categories of root causes with documents that may prove that the machine is at fault."""
 _GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
 """Categories that only a signal or silence shows, as a time limit,
 a liveness probe or the program itself does.
@@ -90,35 +88,35 @@ class RetryContext:
 
     attempt: int = 0
     retries: int | None = None
-    """The task's `retries`; None: unknown."""
+    """The task's `retries`; None if unknown."""
     retries_left: int | None = None
-    """Retries that no earlier attempt has used; None: unknown,
-    because attempts that the platform lost use none.
+    """Retries that no earlier attempt has used. None if unknown, because attempts that the platform
+    lost use none.
     """
     pods_alive: bool = True
     """Whether every pod is alive to write the verdict for stock Flyte. False after a pod was lost.
     """
     previous_fingerprint: str = ""
     """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's;
-    empty: unknown.
+    empty if unknown.
     """
     previous_machine: str = ""
-    """Machine of the root cause of that verdict, as `find_machine` returns it; empty: unknown."""
+    """Machine of that verdict's root cause, as returned by `find_machine`; empty if unknown."""
     restarts_left: int | None = None
-    """None: the question is whether to run another attempt. A number: the question is whether to
-    restart the workers within this attempt, with that number of `max_restarts` left.
+    """None if the question is whether to run another attempt. Otherwise the question is whether to
+    restart the workers within this attempt, with this number of `max_restarts` left.
     """
     engine: str = ""
-    """As `Place.engine`."""
+    """The same as `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
     """Progress of the training in its last round."""
     lifetime_seconds: float = 0.0
-    """From the start of the attempt to its failure; 0: unknown."""
+    """Seconds from the start of the attempt to its failure; 0 if unknown."""
     failed_starts: int = 0
     """Attempts in a row, before this one, that failed before they had trained for a minute."""
     stops_repeats: bool = False
-    """Whether an attempt isn't repeated, whatever the policy votes, if it failed with the fault of
-    the one before and without progress. Schedulers that retry without a budget need it.
+    """Whether an attempt that failed with the previous attempt's fault and without progress is
+    never repeated, whatever the policy votes. Schedulers that retry without a budget need it.
     """
 
     @property
@@ -147,7 +145,7 @@ class Vote:
     retry: bool
     reason: str
     origin: Origin | None = None
-    """The budget that pays for the retry: the user's or the system's; None: the user's."""
+    """The budget that pays for the retry, the user's or the system's. None means the user's."""
 
     def __bool__(self) -> bool:
         return self.retry
@@ -397,8 +395,8 @@ def _find_machine_here(verdict: Verdict, context: RetryContext) -> str:
 
 
 def find_machine(verdict: Verdict) -> str:
-    """Return what identifies the machine of a verdict's root cause in another attempt; empty:
-    unknown.
+    """Return what identifies the machine of a verdict's root cause in another attempt, or an empty
+    string if it is unknown.
     """
     root = verdict.root
     if root is None:
@@ -511,7 +509,7 @@ def default_policy() -> ComposablePolicy:
     proven faults of the machine and recoverable system errors on the system's budget. It asks for
     no other retry, for none after an exception of `RETRY_REFUSALS`, and for none after a time
     limit. An error message alone never uses the system's budget. Where it asks for no retry,
-    `find_proof_of_repeat` tells a stop from an unknown outcome.
+    `find_proof_of_repeat` distinguishes a stop from an unknown outcome.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
     return is_worth_it & ComposablePolicy(_not_refused)
@@ -525,7 +523,7 @@ def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
 
 
 def _find_refusal(root: WorkerError | None) -> str:
-    """Return the name of the type by which the program refuses a retry; empty: it doesn't."""
+    """Return the name of the type by which the program refuses a retry, or "" without one."""
     raised = root.exception if root is not None else None
     names = (
         (name.rsplit(".", 1)[-1] for name in (raised.type, *raised.bases))
@@ -557,7 +555,7 @@ def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
 def decide(
     verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None
 ) -> Decision:
-    """Return the decision of a policy (None: the default policy) on a verdict.
+    """Return the decision of a policy on a verdict, with the default policy if `policy` is None.
 
     Raises:
         UsageError: `policy` isn't callable, or its vote has an unknown origin.
@@ -625,8 +623,8 @@ def decide(
 
 
 def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return what proves that a retry would fail again, or that it isn't wanted; empty:
-    nothing does.
+    """Return what proves that a retry would fail again or isn't wanted, or an empty string without
+    such a proof.
 
     Without a proof a scheduler does what it does without firstfault. That the same fault hit all
     ranks is none: an outage of a storage hits them all.
@@ -660,8 +658,8 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
 
 
 def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return why another attempt or restart would only repeat this failure; empty:
-    nothing shows that.
+    """Return why another attempt or restart would only repeat this failure, or an empty string if
+    nothing shows that it would.
     """
     root = verdict.root
     is_restart = context.restarts_left is not None

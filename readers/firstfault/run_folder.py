@@ -41,7 +41,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
 
     Args:
         folder: the run's.
-        attempt: name of a folder to make in it; empty: none.
+        attempt: name of a folder to make in it, or empty to make none.
 
     Raises:
         OSError: nothing can be written there, or another user got ahead.
@@ -170,8 +170,8 @@ def find_fallback_folders() -> list[Path]:
 
 
 def find_foreign_folder(runs: Path) -> str:
-    """Return the part of a folder of runs that `begin_run` refuses; empty:
-    none that exists by now.
+    """Return the part of a folder of runs that `begin_run` refuses, or an empty string if no part
+    that exists by now is refused.
     """
     if runs.parent.name != _ROOT or _is_own_link(runs.parent):
         return ""
@@ -274,8 +274,8 @@ def _find_last_time(run: Path) -> float:
 
 
 def find_newest_attempt(folder: Path) -> Path | None:
-    """Return the last attempt of a run, or of the newest run in a folder of runs; None: the folder
-    is neither.
+    """Return the last attempt of a run, or of the newest run in a folder of runs, or None if the
+    folder is neither.
     """
     run = folder if (folder / RUN_MARK).is_file() else find_newest_run(folder)
     attempts = list_attempts(run) if run is not None else []
@@ -288,8 +288,8 @@ def find_run_folders() -> list[Path]:
 
 
 def find_fallback_runs(started_in: str) -> list[Path]:
-    """Return this user's runs among temporary files that a node began in this working folder;
-    empty: in no known one.
+    """Return this user's runs among temporary files that a node began in this working folder. The
+    list is empty if no run is known to have begun there.
 
     An earlier release recorded no working folder.
     """
@@ -298,9 +298,7 @@ def find_fallback_runs(started_in: str) -> list[Path]:
 
 
 def read_working_folders(run: Path) -> list[str]:
-    """Return the working folders that the mark of a run among temporary files has,
-    without duplicates.
-    """
+    """Return the working folders in the mark of a run among temporary files, without duplicates."""
     try:
         lines = (run / RUN_MARK).read_bytes().splitlines()
     except OSError:  # it has just been removed

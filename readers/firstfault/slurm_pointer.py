@@ -46,8 +46,8 @@ _BATCH = "batch"
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_BYTES = 16_384
 _MAX_AGE_SECONDS = 90 * 86_400
-"""Of a job's pointers in the home: longer than a job may run,
-and short enough to bound their number.
+"""Maximum age of a job's pointers in the home folder: longer than a job may run, and short enough
+to bound their number.
 """
 _CLOCK_TOLERANCE_SECONDS = 120
 
@@ -66,7 +66,7 @@ class SlurmPointer(NamedTuple):
     """Where a step recorded."""
 
     uri: str
-    """Of the attempt, such as ``/shared/runs/4711/0`` or ``s3://bucket/runs/4711/0``."""
+    """URI of the attempt, such as ``/shared/runs/4711/0`` or ``s3://bucket/runs/4711/0``."""
     step: str
     """Slurm's number of the step, or "batch"."""
     node: str
@@ -78,9 +78,7 @@ class SlurmPointer(NamedTuple):
 
 
 def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None:
-    """Return the start of a job's step that this process belongs to; None:
-    it belongs to no job of Slurm.
-    """
+    """Return the start of the job step that this process belongs to, or None outside Slurm."""
     get = environment.get
     # A job that is submitted from inside of another one inherits the outer job's variables. sbatch
     # replaces SLURM_JOB_ID, but keeps those of an array. Each task of an array has a number of its
@@ -99,15 +97,15 @@ def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None
 
 
 def leave_pointer(uri: str, root: str = "", environment: Mapping[str, str] = os.environ) -> bool:
-    """Leave a pointer to an attempt's folder; False if this isn't a job of Slurm,
-    or if no place could be written.
+    """Leave a pointer to an attempt's folder. Return False if this isn't a job of Slurm or no place
+    could be written.
 
-    It takes one look per place if the pointer is there already. Call it with a time limit: a home
-    may hang.
+    If the pointer exists already, each place is only checked once. Call this with a time limit,
+    because access to a home folder may hang.
 
     Args:
         uri: the attempt's folder.
-        root: the folder of runs; empty or remote: none.
+        root: the folder of runs. An empty or remote one is ignored.
         environment: of the step.
     """
     start = find_start(environment)
@@ -158,7 +156,7 @@ def find_pointers(
     Args:
         job: Slurm's number, also of one task of an array: "4711".
         restart: how often Slurm had restarted the job before this start.
-        root: the folder of runs as this process knows it; empty or remote: none.
+        root: the folder of runs in this process. An empty or remote one is ignored.
         since: start of the job, in seconds since the epoch. Pointers from before it are of an older
             job with this id.
         environment: names the user's home and, by SLURM_CLUSTER_NAME, the cluster. Without a
@@ -202,11 +200,11 @@ class _Place(NamedTuple):
     base: Path
     """A folder that the user or their administrator chose."""
     base_mode: int
-    """Of `base`, if it is missing."""
+    """Mode of `base` if it has to be created."""
     names: tuple[str, ...]
-    """Of the folder below `base` that this user writes."""
+    """Names of the folder below `base` that this user writes."""
     pattern: str
-    """Of the folders below `base` that may be this user's."""
+    """Pattern of the folders below `base` that may be this user's."""
 
 
 def _list_places(root: str, environment: Mapping[str, str]) -> Iterator[_Place]:
@@ -216,7 +214,7 @@ def _list_places(root: str, environment: Mapping[str, str]) -> Iterator[_Place]:
         yield _Place(Path(state), 0o700, ("firstfault", "slurm"), "firstfault/slurm")
     if root and not is_remote(root):
         # A folder for each user: one for all would belong to whoever came first. The same user may
-        # have another id in a container, so the reader looks at who owns the files.
+        # have another id in a container, so the reader checks who owns the files.
         yield _Place(
             Path(root.removeprefix("file://")),
             0o777,

@@ -10,8 +10,8 @@ A pipeline of small stages:
 4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into
    attempts by `attempts`
 5. `processes`: streams, reports and boxes to processes
-6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` tells which
-   of them count
+6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` decides
+   which of them count
 7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
 8. `completion`: lines that prove that the job had finished; failures below them are of its teardown
 9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures
@@ -95,7 +95,7 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
 def read_sources(
     sources: Sequence[Path | IO[bytes]], collector: LogCollector
 ) -> tuple[list[str], list[Path], list[Worker]]:
-    """Read the logs of a job into a collector; `sources` are as of `snapshot_of`.
+    """Read the logs of a job into a collector. `sources` are the same as for `snapshot_of`.
 
     Returns:
         What could not be read, flight recorder dumps, and the workers in torchrun's log folder.

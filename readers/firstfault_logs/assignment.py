@@ -303,9 +303,7 @@ class Assignment:
         )
 
     def _mark_ray_actors(self) -> None:
-        """Mark actors that died, for no reason that Ray knows,
-        below the report of a process that ended.
-        """
+        """Mark actors that died without a reason from Ray, below the report of a process's end."""
         for process in self.processes.all:
             is_unexplained = (
                 process.launcher_text and not process.has_ended and process.raised is None

@@ -81,13 +81,13 @@ class Progress(NamedTuple):
     """"step", "epoch"."""
     step: int
     number: int
-    """Of the line."""
+    """Number of the line."""
     total: int = 0
-    """How many the training has; 0: the line doesn't show it."""
+    """Number of steps of the training, or 0 if the line doesn't show it."""
 
 
 def progress_in(record: LogRecord) -> Progress | None:
-    """Return the training step in a line; None: it has none."""
+    """Return the training step in a line, or None if it has none."""
     text = record.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
@@ -160,8 +160,8 @@ class _Agent:
     """Whether something other than a failure was printed between its last line and another agent's.
     """
     until: int = 0
-    """The line, if any, in which an exception ended a process after that: if logs are not merged,
-    another node's.
+    """The line, if any, in which a later exception ended a process. The process is another node's
+    if logs aren't merged.
     """
     started_over: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
@@ -199,7 +199,7 @@ class AttemptMarks:
         self._was_terminated = False
         """Whether the scheduler has announced the end of the job."""
         self._failed_ns: int | None = None
-        """When the end of a process was reported; 0: without a time; None: not yet."""
+        """When the end of a process was reported: 0 if without a time, None if not reported."""
         self._raised: dict[int | None, int] = {}
         """Where torch printed a rank's exception last."""
         self._steps: dict[Label, int] = {}

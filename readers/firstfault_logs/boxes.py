@@ -13,10 +13,10 @@ class Entry:
     """One worker in a box."""
 
     number: int
-    """Of its first line."""
+    """Number of its first line."""
     last: int = 0
     time: str = ""
-    """As torch prints it: "2025-03-18_13:21:50", whole seconds of the node's time zone."""
+    """Time in torch's format: "2025-03-18_13:21:50", whole seconds of the node's time zone."""
     host: str = ""
     rank: int | None = None
     local_rank: int | None = None
@@ -24,9 +24,9 @@ class Entry:
     exit_code: int | None = None
     signal: str = ""
     traceback: list[str] = field(default_factory=list)
-    """Of its error file, if it wrote one."""
+    """Traceback in its error file, if it wrote one."""
     is_first: bool = False
-    """Whether it is the one that torch observed first."""
+    """Whether torch observed this failure first."""
 
 
 _BOX_BEGIN = LazyPattern(

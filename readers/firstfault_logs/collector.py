@@ -52,7 +52,7 @@ _TAIL_CHARS = 32 * 1024
 """Characters of the end of what each label printed."""
 _SMALL_TAIL_CHARS = 4 * 1024
 _LINE_OVERHEAD_CHARS = 16
-"""What a line costs besides its characters."""
+"""Memory that a line takes in addition to its characters."""
 _MANY_STREAMS = 512
 """With more labels than this, less of each is kept."""
 _MAX_STREAMS = 20_000
@@ -89,7 +89,7 @@ class Excerpt:
         return next((at for at, record in enumerate(self.lines[:2]) if TRACEBACK in record.text), 0)
 
 
-# Found above a traceback that belongs to the one before it.
+# Found above a traceback that belongs to the previous traceback.
 _CHAINED_TRACEBACK = LazyPattern(r'''
   The[ ]above[ ]exception[ ]was[ ]the[ ]direct[ ]cause
 | During[ ]handling[ ]of[ ]the[ ]above[ ]exception
@@ -122,7 +122,7 @@ class Stream:
     )
     """The first line of each of the last steps."""
     declared_ranks: set[int] = field(default_factory=set)
-    """Ranks that it printed as its own; several: it's shared by several processes."""
+    """Ranks that it printed as its own. With several ranks, several processes share it."""
     _size: int = 0
     _since: int = 0
     """Lines since the last traceback began."""
@@ -238,7 +238,7 @@ class Attempt:
     entries: list[tuple[str, str, Entry]] = field(default_factory=list)
     """The same of entries in torch's boxes."""
     world_size: int = 0
-    """As a process printed it; 0: not known."""
+    """The value that a process printed; 0 if unknown."""
     is_torchrun: bool = False
     rank_by_pid: dict[int, int] = field(default_factory=dict)
     first_ranks: dict[Where, FirstRanks] = field(default_factory=dict)
@@ -252,14 +252,14 @@ class Attempt:
     """The last state of each pod in tables of them, which may have pods of other jobs."""
 
     def find_first_rank(self, where: Where) -> int | None:
-        """Return the rank of the first worker of a node; None: not known."""
+        """Return the rank of the first worker of a node, or None if it isn't known."""
         found = self.first_ranks.get(where)
         # a number of ranks that isn't stated as the job's may be that of a group
         return found.find_first(self.size.ranks) if found is not None else None
 
     def find_spawned(self, pid: int) -> tuple[int | None, int] | None:
-        """Return the rank, if it's known, and the local rank of a process
-        that its launcher started; None: nothing printed it, or for several nodes.
+        """Return the rank, if it's known, and the local rank of a process that its launcher
+        started, or None if the process id was printed for no node or for several nodes.
         """
         found = [
             (self.find_first_rank(where), one.local_rank_by_pid[pid])
@@ -360,7 +360,7 @@ class LogCollector:
         self._marks_by_node: dict[Where, AttemptMarks] = {}
         self._boxes: dict[Where, Boxes] = {}
         self._described_pods: dict[str, tuple[str, int]] = {}
-        """By file, the pod of which a description was printed last, and the line with its name."""
+        """For each file, the pod described last and the number of the line with its name."""
 
     def read(self, lines: Iterable[NumberedLine], file: str, label: Label) -> None:
         """Take all lines of one file.
@@ -451,8 +451,8 @@ class LogCollector:
         """Return the attempts in the logs, in order.
 
         Args:
-            find_empty: returns which of them, by their place in the list, are the end of the one
-                before.
+            find_empty: returns the indices of attempts that are only the end of the previous
+                attempt.
         """
         everything = self._all
         everything.entries = [

@@ -52,15 +52,15 @@ class AttemptReading(NamedTuple):
     """What the logs of one attempt show."""
 
     documents: list[model.WorkerError]
-    """One for each process, node and launcher that failed or was stopped; empty: nothing failed."""
+    """One for each failed or stopped process, node and launcher; empty if nothing failed."""
     notes: list[str]
     """What couldn't be read."""
     proof: CompletionProof | None = None
-    """Of its completion; also if documents are of its teardown."""
+    """Proof of its completion. It may exist although documents are of its teardown."""
 
 
 def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
-    """Return what failed in an attempt: nothing, if the job succeeded after all failures."""
+    """Return what failed in an attempt, or nothing if the job succeeded after all failures."""
     processes = Processes(attempt)
     assignment = Assignment(attempt, processes)
     assignment.run()

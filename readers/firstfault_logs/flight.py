@@ -55,7 +55,7 @@ class _PlainUnpickler(pickle.Unpickler):
         )
 
 
-# What torch names its dumps unless it is told otherwise.
+# Torch's default name for its dumps.
 _TORCH_DUMP_NAME = LazyPattern(r"^_?dump_\d+$|(?:nccl|comm_lib|fr|flight)\w*trace\w*?_?\d+$")
 
 
@@ -90,8 +90,8 @@ def dumps_at(path: Path) -> list[Path]:
 def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreadable]]:
     """Return how far each rank came, and the dumps that could not be read.
 
-    Of dumps with one name, as of several attempts, the newest counts; recorders of other backends
-    have other names.
+    If dumps have the same name, for example in several attempts, the newest counts. Recorders of
+    other backends have other names.
     """
     dumps: dict[int, dict[str, tuple[float, Path, dict[str, Any]]]] = defaultdict(dict)
     unreadable = []
@@ -175,8 +175,8 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
 
 
 def _waits_in(progress: Sequence[CollectiveProgress]) -> str:
-    """Return in which collective or message a rank waited: that of the smallest group,
-    collectives first.
+    """Return the collective or message in which a rank waited. It is a collective if possible, and
+    of the smallest group.
     """
     waits = [
         (

@@ -51,7 +51,7 @@ class LauncherReport:
 
     kind: ReportKind
     number: int
-    """Of the line."""
+    """Number of the line."""
     text: str
     ranks: tuple[int, ...] = ()
     tasks: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class LauncherReport:
     is_of_job: bool = False
     """Whether it's about the whole job, whichever machine reports it."""
     time_ns: int | None = None
-    """Of the line, or in it."""
+    """Time of the line, or a time in it."""
 
 
 class LauncherTable:
@@ -120,7 +120,7 @@ _LONGEST = 4096
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
-    """Return what a line reports about other processes; None: nothing."""
+    """Return what a line reports about other processes, or None if it reports nothing."""
     text = text[:_LONGEST]
     if TABLE.any_report.search(text) is None:
         return None

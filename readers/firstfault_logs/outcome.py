@@ -76,7 +76,7 @@ def has_final_success(
 
 
 def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> str:
-    """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
+    """Return why an attempt without a failure may not have succeeded, or "" if it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
         return ""

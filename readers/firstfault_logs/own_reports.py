@@ -1,5 +1,5 @@
-"""What a process printed last, if no launcher reports how it ended: an exception, a native message,
-an error.
+"""What a process printed last, if no launcher reports its end: an exception, a message of native
+code, or a different error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COLLECTIVE_TIMEOUT = LazyPattern(r"""
 
 
 class OwnReport(NamedTuple):
-    """The lines that show that a process failed; empty: none."""
+    """The lines that show that a process failed, or empty if there are none."""
 
     raised: ExceptionInfo | None = None
     text: str = ""
@@ -221,9 +221,7 @@ def _error_summary() -> re.Pattern[str]:
 
 
 def _find_swallowed_error(lines: Sequence[LogRecord]) -> OwnReport | None:
-    """Return the report of an error whose traceback a framework left out,
-    with its advice on how to see it.
-    """
+    """Return the report of an error without a traceback, with advice on how to see it."""
     last_few = [record for record in lines if record.text.strip()][-2 * _LINES_AFTER_EXCEPTION :]
     advice = next(
         (at for at, record in enumerate(last_few) if _full_trace_advice().search(record.text)), None
@@ -265,7 +263,7 @@ def _shows_handling(record: LogRecord) -> bool:
 
 
 def _reports_failure(text: str, *, own: bool = False) -> bool:
-    """Whether a text reports a failure; `own`: one of the process that printed it."""
+    """Whether a text reports a failure or, with `own`, a failure of the process that printed it."""
     found = classify(text)
     if own:
         return found.role is Role.PRIMARY and found.category not in {"unknown", "user_code"}

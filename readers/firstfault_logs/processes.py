@@ -60,9 +60,9 @@ class Process:
     signal: str = ""
     is_oom: bool = False
     stopped: str = ""
-    """Why its launcher ended it; empty: according to the log, it didn't."""
+    """Why its launcher ended it, or empty if the log doesn't show that it did."""
     stop_signal: str = ""
-    """The signal that its launcher sent; empty: not in the log."""
+    """The signal that its launcher sent, or empty if the log doesn't have it."""
     streams: list[Stream] = field(default_factory=list)
     raised: ExceptionInfo | None = None
     raised_text: str = ""
@@ -144,7 +144,7 @@ class Process:
         self.time_ns = self.time_ns or min(times, default=None)
 
     def cite_last_line(self) -> None:
-        """Refer to the last line of a process about whose end there is none."""
+        """Refer to the last line of a process if no line reports its end."""
         last = max((stream.tail[-1].number for stream in self.streams if stream.tail), default=None)
         if not self.lines and last is not None:
             self.lines.add((self.streams[0].file, last, last))
@@ -425,9 +425,7 @@ class Processes:
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
-    """Return the exception of the last traceback in a text;
-    its causes are those that Python printed before it.
-    """
+    """Return the exception of the last traceback in a text, with its causes, printed before it."""
     found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
     if not found:
         return None

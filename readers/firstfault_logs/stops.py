@@ -1,6 +1,6 @@
 """Separate failed processes from stopped ones, and find what killed them.
 
-The functions run in the order of `mark_stops`; each looks only at processes that still count as
+The functions run in the order of `mark_stops`; each checks only processes that still count as
 failed.
 """
 
@@ -120,11 +120,11 @@ class _AgentList:
 
 
 def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
-    """Mark the ranks of a node whose agent lists all of its workers by process id: one that failed,
-    and the rest.
+    """Mark the ranks of a node if its agent lists all of its workers by process id: one that
+    failed, and the rest.
 
-    The ranks of a node are consecutive, so the rank and the local rank of the failed one show all
-    others.
+    The ranks of a node are consecutive, so the rank and the local rank of the failed worker
+    determine the remaining ranks.
     """
     lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
     for file, node, report in attempt.reports:
@@ -189,9 +189,7 @@ _HARDWARE_XIDS = {
     120: "GSP error",
     140: "unrecovered ECC error",
 }
-"""Errors of NVIDIA's driver that hardware causes, not the application, from NVIDIA's catalog of Xid
-errors.
-"""
+"""Errors of NVIDIA's driver that hardware causes, not the application (NVIDIA's Xid catalog)."""
 
 # An error of a program that a faulty GPU may have caused.
 _GPU_ERROR = LazyPattern(r"(?:CUDA|HIP)(?:[ ]runtime)?[ ]error|CUDNN|CUBLAS")

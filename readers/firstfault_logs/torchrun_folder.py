@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ERROR = "error.json"
 _MAX_ERROR_BYTES = 2 * 1024 * 1024
 _LAST_SECOND = 253_402_300_799
-"""Of the year 9999."""
+"""Last second of the year 9999, Unix time."""
 _RANDOM = len("_hbse3iwq")
 _APART_S = 3.0
 """Longest gap between the folders of one run; torchrun needs longer to start again."""

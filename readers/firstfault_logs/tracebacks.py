@@ -91,7 +91,7 @@ class Traceback:
     lines: tuple[int, int]
     """Numbers of the first and the last one."""
     later_lines: int = 0
-    """Number of lines that the same stream has below, without those that mean nothing."""
+    """Number of lines below it in the same stream, without meaningless ones."""
     is_handled: bool = False
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
@@ -107,7 +107,7 @@ class Traceback:
     is_in_thread: bool = False
     """Whether Python printed it for a thread, which it ended."""
     time_ns: int | None = None
-    """In its first line, or in an error directly above it; None: neither has a time."""
+    """From its first line, or from an error directly above it; None if neither has a time."""
 
     @property
     def fault(self) -> tuple[str, str, str]:
@@ -125,8 +125,8 @@ class Traceback:
 
     @property
     def is_of_launcher(self) -> bool:
-        """Whether a launcher failed itself: all frames but the outermost are
-        its own or libraries'.
+        """Whether a launcher itself failed, so that all frames but the outermost are the launcher's
+        own or libraries'.
         """
         files = [frame.file for frame in self.exception.frames]
         inner = [file for file in files[1:] if not LAUNCHER_FILE.search(file)]

@@ -31,7 +31,7 @@ class StepDifference:
 
     place: Place
     name: str
-    """Of the value: "loss"."""
+    """Name of the value, such as "loss"."""
     here: str
     there: str
     line: QuotedLine
@@ -47,7 +47,7 @@ class Comparison:
     new_lines: tuple[FoldedLine, ...]
     """Exceptions, reports and lines about failures that are only in this log, in order."""
     first_difference: StepDifference | None
-    """None: no value can be compared, or none differs."""
+    """None if no value can be compared or all values are equal."""
     first_not_a_number: StepDifference | None
     """The first step with NaN or infinity, if the other run had a number there."""
     last_place: Place | None
@@ -124,9 +124,7 @@ class Comparison:
 
 
 def compare(here: LogDigest, there: LogDigest, other: str) -> Comparison:
-    """Compare a log with the log of another run, whose name is `other`;
-    both digests are of all lines.
-    """
+    """Compare a log with the log of the run named `other`. Both digests must cover all lines."""
     new = [line for template, line in here.folded.items() if template not in there.folded]
     # without room for all kinds of lines, a missing one proves nothing
     new = (
@@ -162,13 +160,13 @@ def _format_place(place: Place) -> str:
 
 
 def _find_step(place: Place | None) -> float | None:
-    """Return the step; None: only a part of an epoch is known."""
+    """Return the step, or None if only a part of an epoch is known."""
     return None if not place or isinstance(place[-1], float) else place[-1]
 
 
 def _find_epoch(place: Place | None) -> float | None:
-    """Return the epoch of a step that is counted anew in each epoch, or a part of an epoch;
-    None: it's neither.
+    """Return the epoch of a step that is counted anew in each epoch, or of a part of an epoch, or
+    None if the place is neither.
     """
     return place[0] if place and (len(place) > 1 or isinstance(place[0], float)) else None
 

@@ -18,7 +18,7 @@ LINES_AROUND = 8
 
 
 class Weight(enum.IntEnum):
-    """How much a line that stands out matters; smaller: more."""
+    """How much a noteworthy line matters; a smaller number means more."""
 
     FATAL = 0
     """It names an exception, or is a launcher's or scheduler's report about a process or the job.
@@ -37,12 +37,13 @@ class QuotedLine(NamedTuple):
     text: str
     time_ns: int | None = None
     process: str = ""
-    """Who printed it, as far as its prefix shows: "rank 3", "worker-1"; empty: unknown."""
+    """The process that printed it, according to the prefix: "rank 3", "worker-1"; empty if unknown.
+    """
 
 
 @dataclass(slots=True)
 class FoldedLine:
-    """A line that stands out, and the similar lines below it."""
+    """A noteworthy line, and the similar lines below it."""
 
     first: QuotedLine
     weight: Weight
@@ -117,4 +118,4 @@ class LogDigest:
     steps: dict[tuple[str, str, Place], QuotedLine] = field(default_factory=dict)
     """The first line with each training step, by process, name and place of the step."""
     dropped: int = 0
-    """Lines that stand out, but for which there was no room."""
+    """Number of noteworthy lines that didn't fit."""

@@ -19,7 +19,7 @@ _VARIABLE_WORDS = re.compile(r"#(?:[^A-Za-z#]{0,4}#)+")
 
 
 def make_template(text: str) -> str:
-    """Return a line with ``#`` for words with digits; equal for lines that report the same."""
+    """Return a line with ``#`` for words with digits, so that similar lines become equal."""
     words = _VARIABLE_WORD.sub("#", text[: 2 * _MAX_TEMPLATE_CHARS].strip())
     return _VARIABLE_WORDS.sub("#", words)[:_MAX_TEMPLATE_CHARS]
 
@@ -29,10 +29,10 @@ _NAME_OF_VALUE = re.compile(r"([A-Za-z_]{3,})[ =:\"'(\[]{1,3}$")
 
 
 def describe_differences(texts: Sequence[str]) -> str:
-    """Return how similar lines differ, if few values occur: "NumelIn 1 (x5), 512 (x3)"; empty:
-    they don't, or in all.
+    """Return the differences between similar lines, "NumelIn 1 (x5), 512 (x3)", or an empty string
+    if the lines are equal or have too many different values.
 
-    A size that some ranks have and others don't is what a mismatch looks like.
+    If ranks print different sizes, the difference is likely to be the mismatch.
     """
     found = [list(_VARIABLE_WORD.finditer(text[: 2 * _MAX_TEMPLATE_CHARS])) for text in texts]
     if len({len(words) for words in found}) != 1:

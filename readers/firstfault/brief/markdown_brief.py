@@ -26,7 +26,7 @@ from firstfault.report.parts.quoted_output import log_lines, message_text
 from firstfault.utils.text import counted
 
 MAX_TOKENS = 6_000
-"""Of a brief, as `estimate_tokens` counts them."""
+"""Maximum tokens of a brief, counted by `estimate_tokens`."""
 _CLOCK_WITHOUT_YEAR = re.compile(r"^\W?[EWIF]\d{4} \d\d:\d\d:\d\d|\[[EWIF]\d{4} \d\d:\d\d:\d\d")
 _MAX_RANGES = 3
 """Places that are quoted: of the root cause, and of other groups of failures."""
@@ -48,13 +48,13 @@ class _Part:
 
     title: str
     share: int
-    """Its tokens, if the others need all of theirs."""
+    """Its share of the tokens if every other part needs all of its own."""
     lines: Sequence[WeightedLine]
     is_quoted: bool = True
 
     @property
     def frame_tokens(self) -> int:
-        """Of its title and the marks of its block."""
+        """Tokens of its title and the marks of its block."""
         return estimate_tokens(self.title) + 16
 
 

@@ -81,8 +81,8 @@ def format_numbered(line: QuotedLine, limit: int = MAX_LINE_CHARS) -> str:
 
 
 def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
-    """Return lines without those that differ from others only in numbers;
-    the last of them has their count.
+    """Return the lines. Of many lines that differ only in numbers, return only the first and the
+    last, and append their count to the last.
     """
     templates = [make_template(line.text) for line in lines]
     counts = Counter(templates)

@@ -30,8 +30,8 @@ _Entry = tuple[QuotedLine, int, str]
 
 
 def build_timeline(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
-    """Return lines that stand out with their weights, in the order of time, of each kind the first,
-    with a count.
+    """Return noteworthy lines with their weights, in the order of time. Only the first line of each
+    kind is returned, with a count.
 
     Files are merged by time if all lines of the time line have one; otherwise they follow each
     other.
@@ -42,7 +42,7 @@ def build_timeline(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
     times: dict[str, int] = {}
     keys = {}
     for at, (line, _, _) in enumerate(entries):
-        # a line without a time follows the one before it in its file
+        # a line without a time follows the previous line of its file
         times[line.file] = max(line.time_ns or 0, times.get(line.file, 0))
         keys[at] = (times[line.file], line.file, line.number)
     is_timed = all(file.first_time_ns is not None for file in digest.files.values())
@@ -69,8 +69,8 @@ def _list_entries(digest: LogDigest) -> Iterator[_Entry]:
 
 
 def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
-    """Return lines that stand out; of many kinds that begin alike, as with names in them,
-    one with all counts.
+    """Return noteworthy lines with similar kinds merged, such as lines that differ only in names,
+    into one with all counts.
     """
     alike: dict[str, list[FoldedLine]] = defaultdict(list)
     for template, line in folded.items():
@@ -96,7 +96,7 @@ def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
 
 
 def _merge_entries(entries: Iterable[_Entry]) -> list[_Entry]:
-    """Return entries by line number, of several about one line the one that matters most."""
+    """Return entries ordered by line number. Of several about one line, keep the most important."""
     best: dict[tuple[str, int], _Entry] = {}
     for entry in entries:
         key = (entry[0].file, entry[0].number)

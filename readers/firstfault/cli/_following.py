@@ -27,7 +27,7 @@ _SEALING_S = 5.0
 and for a last report after the verdict.
 """
 _NEXT_LOOKS = 5
-"""Pauses between two looks for the next attempt, in those between two listings of this one."""
+"""Interval between two checks for the next attempt, in intervals between two listings."""
 
 
 def follow_in_time(
@@ -44,8 +44,8 @@ def follow_in_time(
     Args:
         progress: of the attempt.
         interval: minimum seconds between two listings.
-        successor: the reader of the next attempt; None: don't wait for it.
-        seconds: the timeout; None: none.
+        successor: the reader of the next attempt, or None not to wait for one.
+        seconds: the timeout, or None for no timeout.
         is_live: also print how fast the nodes advance.
     """
     try:
@@ -150,7 +150,7 @@ class Progress:
     def __init__(self, reader: AttemptReader, *, as_json: bool) -> None:
         self.reader = reader
         self.last: Conclusion | None = None
-        """The last answer; None: the attempt hasn't failed."""
+        """The last answer, or None if the attempt hasn't failed."""
         self.is_superseded = False
         """Whether the task's next attempt has begun."""
         self.has_begun = asyncio.Event()

@@ -70,8 +70,8 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
 
 
 async def _read_view(store: ReadableStore, name: str) -> tuple[float, str]:
-    """Return when the agents reported, by their clock, and a line about it; 0: they haven't,
-    or the file is damaged.
+    """Return the time of the agents' last report, by their clock, and a line about it. The time is
+    0 if there is no report or its file is damaged.
     """
     try:
         view = json.loads(await store.get(name, limit=_MAX_ANSWER_BYTES))

@@ -1,6 +1,4 @@
-"""The runs that were started in the working folder:
-what ``show --last`` and ``ls`` without a folder look at.
-"""
+"""Runs started in the working folder, for ``show --last`` and for ``ls`` without a folder."""
 
 from __future__ import annotations
 
@@ -68,8 +66,8 @@ def _report_origin(folder: Path, run: Path) -> None:
 
 
 def _describe_foreign_runs() -> str:
-    """Return that this user's folder among temporary files has runs that were started elsewhere;
-    empty: none.
+    """Return a sentence about runs of this user among temporary files that were started elsewhere,
+    or an empty string if there are none.
     """
     runs = [run for folder in find_fallback_folders() for run in runs_in(folder)]
     newest = max(runs, key=began, default=None)

@@ -34,8 +34,8 @@ _BEGINS_OF_LOGS = (
     b"\xff\xfe",
     b"\xfe\xff",
 )
-"""First bytes of compressed logs, of archives, about which the reader of logs says what to do,
-and of UTF-16.
+"""First bytes of compressed logs, of archives (which the log reader refuses with advice on what to
+do), and of texts in UTF-16.
 """
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
@@ -50,11 +50,11 @@ class Forms:
     as_markdown: bool = False
     as_brief: bool = False
     html: str | None = None
-    """File of the page; None: none."""
+    """File of the page, or None for no page."""
     against: Path | None = None
     """The log of another run."""
     last_run: str = ""
-    """The attempt that `--last` found; empty: the user named one."""
+    """The attempt that `--last` found, or empty if the user named one."""
 
 
 @click.command()
@@ -432,7 +432,7 @@ def _is_missing(read: Attempt) -> bool:
 
 
 def _describe_empty_place(read: Attempt) -> str:
-    """Return why nothing can be in a local path; empty: something may be there, or it's remote."""
+    """Return why a path has nothing to show, or "" if it may have something or is remote."""
     if _is_missing(read):
         return f"{read.uri}: no such file or folder"
     folder = None if is_remote(read.uri) else _find_path(read)

@@ -149,11 +149,11 @@ SCHEMES_GROUP = "firstfault.schemes"
 
 
 def resolved(uri: str) -> str:
-    """Return the output prefix that a URI refers to;
-    `uri` itself if no distribution knows its scheme.
+    """Return the output prefix that a URI refers to, or `uri` itself if no installed distribution
+    supports its scheme.
 
     Raises:
-        UsageError: the package that knows the scheme isn't complete.
+        UsageError: the package that supports the scheme isn't completely installed.
     """
     scheme = get_scheme(uri)
     # no distribution can redirect the URI of a storage

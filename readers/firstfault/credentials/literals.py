@@ -58,7 +58,7 @@ class ValueSyntax(Enum):
 
 
 class NamedValue(NamedTuple):
-    """What `is_secret_literal` must know of a value's name."""
+    """What `is_secret_literal` needs about a value's name."""
 
     name: str
     strength: Strength
@@ -124,8 +124,8 @@ def is_mixed(text: str) -> bool:
 
 
 def is_varied(text: str, *, mixed: bool = True) -> bool:
-    """Whether a text isn't just words and numbers, such as ``embeddings2024large``; with `mixed`,
-    digits suffice.
+    """Whether a text is more than words and numbers, such as ``embeddings2024large``. With `mixed`,
+    letters mixed with digits suffice.
     """
     return (mixed and is_mixed(text)) or _has_short_runs(text, MAX_MEAN_RUN_LENGTHS[0])
 
@@ -149,7 +149,7 @@ def is_random(text: str) -> bool:
     )
 
 
-# UUIDs, and hexadecimal digits as of a hash: credentials if the name is.
+# UUIDs, and hexadecimal digits such as a hash, are credentials if the name is.
 _HASH = LazyPattern(
     r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|(?:local-)?(?:[0-9a-f]{32,128}|[0-9A-F]{32,128})"
 )

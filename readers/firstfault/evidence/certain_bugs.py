@@ -26,9 +26,9 @@ from firstfault.model import ExceptionInfo, WorkerError
 from firstfault.utils.toml import parse_toml
 
 _USAGE_EXIT_CODE = 2
-"""Of argparse and click after a bad command line."""
+"""The exit code of argparse and click after a bad command line."""
 _NO_MODULE_EXIT_CODE = 1
-"""Of ``python -m`` without the module."""
+"""The exit code of ``python -m`` without the module."""
 _USAGE_CHARS_READ = 2_000
 """At the end of the output: earlier lines may be from another process that the program started."""
 _CONTAINERS = {"ExceptionGroup", "BaseExceptionGroup"}
@@ -42,7 +42,7 @@ class _Bug:
     pattern: Pattern | None
     reason: str
     advice: str
-    """What to do; empty: the advice for the category."""
+    """What to do, or empty for the general advice for the category."""
 
     def fits(self, exception: ExceptionInfo) -> bool:
         if exception.type not in self.types:
@@ -77,10 +77,10 @@ def _list_missing_programs() -> tuple[tuple[int, Pattern, str, bool], ...]:
 
 
 def find_missing_program(failure: WorkerError) -> MissingProgram | None:
-    """Return the program that Python didn't find; None: it's another failure.
+    """Return the program that Python didn't find, or None for any other failure.
 
-    It depends on the node's files: on a node whose folder isn't mounted, another attempt may find
-    it.
+    Whether the program exists depends on the node's files: if a folder wasn't mounted on the
+    node, another attempt may find the program.
     """
     if failure.exception is not None:
         return None
@@ -93,7 +93,7 @@ def find_missing_program(failure: WorkerError) -> MissingProgram | None:
 
 
 def explain_missing_program(failure: WorkerError, ranks: int) -> str:
-    """Return that a job's program doesn't exist; empty: that isn't certain.
+    """Return a sentence that a job's program doesn't exist, or "" if that isn't certain.
 
     Args:
         failure: the root cause.
@@ -123,7 +123,7 @@ def _load() -> tuple[tuple[_Bug, ...], Pattern, str]:
 
 
 def find_certain_bug(failure: WorkerError) -> str:
-    """Return why a process would fail again, wherever and whenever it runs; empty:
+    """Return why a process would fail again, wherever and whenever it runs, or an empty string if
     that isn't certain.
 
     Every exception of the chain must be such a bug. A TypeError in the handler of a lost
@@ -145,8 +145,8 @@ def find_certain_bug(failure: WorkerError) -> str:
 
 
 def find_advice_on_bug(failure: WorkerError) -> str:
-    """Return what to do about a failure that is certain to repeat; empty:
-    the advice for its category.
+    """Return what to do about a failure that is certain to repeat, or an empty string for the
+    general advice for its category.
     """
     exception = find_ending_exception(failure) if find_certain_bug(failure) else None
     links = list(_list_failures(exception)) if exception is not None else []
@@ -155,7 +155,7 @@ def find_advice_on_bug(failure: WorkerError) -> str:
 
 
 def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
-    """Yield the exceptions of a chain and of groups, without those that only carry others."""
+    """Yield the exceptions of a chain and of groups, without exceptions that only carry others."""
     for link in iter_exceptions(add_remote_cause(exception)):
         is_container = bool(link.members) and get_short_name(link) in _CONTAINERS
         if not is_container and get_short_name(link) != _CANCELLED:
@@ -163,7 +163,7 @@ def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
 
 
 def _explain(exception: ExceptionInfo) -> str:
-    """Return why this exception would be raised again; empty: that isn't certain."""
+    """Return why this exception would be raised again, or an empty string if that isn't certain."""
     text = exception.message
     # a traceback in the text has a chain of its own, which could not be read
     if CAUSE_SENTENCE in text or CONTEXT_SENTENCE in text:

@@ -163,7 +163,7 @@ class ClassifiedFailure:
     why: str
     """The reason, as a sentence without its subject: the caller prepends the process's name."""
     category: str = ""
-    """A more precise category than the failure's own; empty: the text doesn't give one."""
+    """A category more precise than the failure's own, or empty if the text doesn't give one."""
     pointer: Pointer | None = None
     """The process or host that the failure's text names."""
     specific: bool = False
@@ -173,7 +173,7 @@ class ClassifiedFailure:
     waited: bool = False
     """Whether the process timed out waiting for a peer."""
     signature: str = ""
-    """Id of the signature that matches the text; empty: none, or the text was ignored."""
+    """Id of the signature that matches the text; empty if none matches or the text was ignored."""
 
     @property
     def node(self) -> str | None:
@@ -190,7 +190,7 @@ _CLASS_BY_ROLE = {
 
 
 def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
-    """Classify every failure of the judged round; the order stays the same."""
+    """Classify every failure of the judged round, in the same order."""
     gone = {
         failure.node
         for failure in job.failures
@@ -308,8 +308,8 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _classify_original_failure(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify a process that retried by its first try; None: it didn't retry,
-    or the last try is as informative.
+    """Classify a process that retried by its first try. Return None if it didn't retry or its last
+    try is as informative.
     """
     raised = failure.exception
     # "initialize the process group twice": the retry didn't destroy the first try's group, so this
@@ -513,7 +513,7 @@ def _refine_category(
     return replace(judged, category="config") if is_limited else judged
 
 
-# In the message of an error of a checkpoint on all ranks: those that had it
+# The failed ranks in the error message of a checkpoint on all ranks
 _CHECKPOINT_RANKS = LazyPattern(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:,[ ]?\d{1,9})*)\]"
 )
@@ -562,8 +562,8 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
 
 
 def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
-    """Classify a process by the exception that it printed before it ended; None: no exception,
-    or an unclear one.
+    """Classify a process by the exception that it printed before it ended. Return None if it
+    printed no exception, or an unclear one.
     """
     exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
@@ -618,9 +618,7 @@ def _is_about_group(exception: ExceptionInfo) -> bool:
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
-    """Return the entry of `_CHILD_PROCESS_FILES` if the connection to a child process broke;
-    otherwise empty.
-    """
+    """Return the entry of `_CHILD_PROCESS_FILES` if a child process's connection broke, else ""."""
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
     # the program's own sockets break elsewhere
     is_local = bool(files) and "/multiprocessing/" in files[-1]
@@ -706,8 +704,8 @@ def _classify_stderr_tail(
     ended: str,
     signal: str,
 ) -> ClassifiedFailure | None:
-    """Classify a process by the end of its stderr if that may be about another process; None:
-    it isn't.
+    """Classify a process by its stderr tail if that may be about another process. Return None if
+    the tail can't be about one.
     """
     if log.signature == MISMATCH:
         why = f"received a longer message than expected: {log.why}"

@@ -18,8 +18,9 @@ def classify_outcome(
     """Return how an attempt ended.
 
     Args:
-        verdict: the one that counts for the caller; None: nothing shows a failure.
-        job: what was read; None: only the verdict is known, as to a node that gets it from a peer.
+        verdict: the one that counts for the caller, or None if nothing shows a failure.
+        job: what was read, or None if only the verdict is known, for example on a node that got
+            the verdict from a peer.
         has_outputs: whether Flyte's outputs are in the storage.
     """
     if verdict is None:
@@ -34,8 +35,8 @@ def classify_outcome(
 
 
 def prove_completion(job: JobErrors) -> str:
-    """Return a sentence that proves that the job had finished before its first failure; empty:
-    nothing proves it.
+    """Return a sentence that proves that the job had finished before its first failure, or an empty
+    string without such a proof.
 
     A log has its own proof (`JobErrors.completion`). Under firstfault every rank of every node must
     have returned from its function, or have run its program to its end, before its agent knew of
@@ -77,7 +78,7 @@ def find_teardown_failures(job: JobErrors) -> list[WorkerError]:
 
 
 def describe_teardown_end(failure: WorkerError) -> str:
-    """Return how a process ended in its teardown: "SIGABRT", "exit code 1"; empty:
+    """Return how a process ended in its teardown, "SIGABRT" or "exit code 1", or an empty string if
     only its text is known.
     """
     return failure.signal or (f"exit code {failure.exit_code}" if failure.exit_code else "")

@@ -54,7 +54,7 @@ class Candidate:
     rank: int | None = None
     node: str = ""
     failure: model.WorkerError | None = None
-    """Its agent's document about stopping it; None: none."""
+    """The agent's document about stopping it, or None if there is none."""
     category: str = "hang"
     """`headline` in model/categories.toml has the headline's words; "no report" without an entry.
     """
@@ -161,8 +161,8 @@ def diagnose(job: model.JobErrors) -> Diagnosis:
 def _set_aside_finished_ranks(
     classified: tuple[ClassifiedFailure, ...], clocks: Clocks
 ) -> tuple[ClassifiedFailure, ...]:
-    """Return the failures, of which the end of a program is none if another rank's own failure
-    came before it, or no other rank was further than this one.
+    """Return the failures. A program's end is classified as finished if another rank's own failure
+    came before it or no other rank can have waited for this one.
 
     Such an end leaves a document because its peers may still need the rank.
     """

@@ -199,8 +199,8 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _explain_met_peer_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
-    """Return the evidence that a rank had received a peer's error before it raised; empty:
-    no evidence.
+    """Return the evidence that a rank had received a peer's error before it raised, or an empty
+    string without such evidence.
 
     The evidence is a collective that not all members called, or a printed error about a peer.
     """
@@ -505,8 +505,8 @@ def find_ranks_stopped_in_function(
 def find_ranks_stopped_unwinding(
     first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
 ) -> list[ClassifiedFailure]:
-    """Return the ranks stopped in a finalizer that the first fault's exception, not a peer's error,
-    passed through.
+    """Return the ranks stopped in a finalizer that the first fault's exception passed through,
+    unless it may be a peer's error.
     """
     exception = first.failure.exception
     passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
@@ -530,8 +530,8 @@ def find_ranks_stopped_unwinding(
 
 
 def find_raise_position(failure: WorkerError) -> str:
-    """Return where the propagating exception of a stopped process was raised:
-    "train.py:12 in step"; empty: none.
+    """Return where the propagating exception of a stopped process was raised, "train.py:12 in
+    step", or an empty string if no exception was propagating.
     """
     raised_at = locate_main_thread(failure).raised_at
     return (

@@ -45,7 +45,7 @@ class HandledFault:
 
 
 def find_handled_fault(diagnosis: Diagnosis) -> HandledFault | None:
-    """Return the handled exception of the only rank that is out of step and has one; None:
+    """Return the handled exception of the only rank that is out of step and has one, or None if
     there is no such rank.
 
     An exception that a rank in step has handled, too, is part of the program's business.
@@ -102,7 +102,7 @@ def _build(
 def _choose(
     failure: WorkerError, usual: Collection[tuple[str, str, int]], out_of_step: OutOfStep
 ) -> HandledException | None:
-    """Return the exception after which a rank was out of step; None: there is none.
+    """Return the exception after which a rank was out of step, or None if there is none.
 
     Of those that a function handled which runs on, it is the first: what the program raises when it
     tries again may follow from that. Of others it is the last that another function than its

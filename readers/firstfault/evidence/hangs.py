@@ -1,6 +1,6 @@
 """Find stragglers: ranks behind in their collectives, elsewhere in the code, or unresponsive.
 
-Each function looks at one kind of evidence and returns candidates; `find_stragglers` combines them.
+Each function checks one kind of evidence and returns candidates; `find_stragglers` combines them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class OutOfStep:
     has_majority: bool = True
     """Whether the remaining ranks agree: otherwise each of these ranks may be in step."""
     is_behind: bool = False
-    """Whether they are known by their last collectives only: what they called before was the same.
+    """Whether only their last collectives show that they are behind. Earlier calls were the same.
     """
 
 
@@ -321,8 +321,8 @@ class DifferentCalls:
 
 
 def find_different_calls(failures: Sequence[WorkerError]) -> DifferentCalls | None:
-    """Return the first collective in which the ranks of a group differ; None: they agree,
-    or only a minority differs.
+    """Return the first collective in which the ranks of a group differ, or None if they agree or
+    only a minority differs.
 
     Args:
         failures: of workers, in the order of their ranks.
@@ -555,8 +555,8 @@ def _flatten_diverged(apart: DivergedRanks) -> list[tuple[int, str]]:
 def _find_first_divergence(
     members: dict[int, CollectiveProgress],
 ) -> list[tuple[int, int, str]] | None:
-    """Return the ranks that differ in the first differing collective, with its number; None:
-    all agree.
+    """Return the ranks that differ in the first differing collective, with its number, or None if
+    all ranks agree.
     """
     odd: list[tuple[int, int, str]] | None = None
     for number, calls in sorted(_group_calls(members).items()):
@@ -586,9 +586,7 @@ _EQUAL_SIZES_OPERATION = LazyPattern(r"(?i)all_?reduce|all_?gather|reduce_scatte
 
 
 def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
-    """Return the ranks that differ from the majority in operation, type or size; None:
-    all agree.
-    """
+    """Return the ranks that differ from most in operation, type or size, or None if all agree."""
     is_same_everywhere = any(
         _EQUAL_SIZES_OPERATION.search(call.operation) for call in calls.values()
     )

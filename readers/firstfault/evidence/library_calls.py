@@ -19,9 +19,7 @@ _LOADER_SIGNAL_HANDLER = f"{DATA_LOADER_FOLDER}_utils/signal_handling.py"
 _LOADER_FRAMES = 12
 """From the innermost one: reading from a process goes through multiprocessing."""
 _MAX_LIBRARY_FRAMES = 8
-"""Maximum number of library frames to search: farther out,
-the library may be the one that calls the training.
-"""
+"""Maximum number of library frames to search. Farther out, a library may call the training."""
 
 # Functions of libraries that read a checkpoint: file and function
 _CHECKPOINT_LOADER = LazyPattern(r"""

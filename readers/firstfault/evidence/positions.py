@@ -44,8 +44,8 @@ def describe_positions(failures: Sequence[WorkerError]) -> str:
 
 
 def _find_outstanding_call(failure: WorkerError) -> str:
-    """Return the first incomplete collective of a rank: "all_reduce #6 (default_pg)"; empty:
-    none.
+    """Return the first incomplete collective of a rank, "all_reduce #6 (default_pg)", or an empty
+    string if all of its collectives are complete.
     """
     for progress in map(drop_messages, failure.collectives):
         for entry in progress.last if progress.is_outstanding else ():

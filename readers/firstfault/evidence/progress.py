@@ -92,7 +92,7 @@ def get_printed_text(failure: WorkerError) -> str:
 
 
 def get_waited_ns(failure: WorkerError) -> int:
-    """Return the time in a collective until the watchdog's timeout, nanoseconds; 0: unknown."""
+    """Return the nanoseconds in a collective until the watchdog timed out, or 0 if unknown."""
     found = _RUN_TIME.search(get_printed_text(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
@@ -137,14 +137,14 @@ def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedWait:
-    """A report of ranks that waited, and of those that they waited for."""
+    """A report of ranks that waited, and of the ranks that they waited for."""
 
     missing: frozenset[int]
     """The ranks that the report lists as missing."""
     waiters: str
-    """The ranks that waited, "ranks 0, 2", or how many; empty: unknown."""
+    """The ranks that waited, "ranks 0, 2", or their number; empty if unknown."""
     place: str
-    """Where they waited: "barrier save_12"; empty: unknown."""
+    """Where they waited: "barrier save_12"; empty if unknown."""
 
     def describe(self, awaited: str) -> str:
         """Return "ranks 0, 2 waited for it at barrier save_12",
@@ -216,7 +216,7 @@ _JOINED_WORKERS = LazyPattern(r"""
 
 
 def describe_waits(failures: Sequence[WorkerError]) -> str:
-    """Return what ranks waited for, as their texts state it; empty: no text does.
+    """Return what ranks waited for according to their texts, or an empty string if no text has it.
 
     "rank 0 waited for ranks 2, 3 at barrier save_12", "5 of 8 workers joined", "ranks 0, 1 waited
     in ALLREDUCE #7".
@@ -242,8 +242,8 @@ def describe_waits(failures: Sequence[WorkerError]) -> str:
 
 
 def describe_timed_out_call(failure: WorkerError) -> str:
-    """Return the collective in which a watchdog's timeout ended a rank: "one-element ALLREDUCE #7";
-    empty: unknown.
+    """Return the collective in which a watchdog's timeout ended a rank, "one-element ALLREDUCE #7",
+    or an empty string if it is unknown.
     """
     works = [
         work for progress in parse_progress(get_printed_text(failure)) for work in progress.last
@@ -309,7 +309,7 @@ def _keep_counted(
 
 
 def get_members(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
-    """Return the global ranks of a group's members; empty: unknown."""
+    """Return the global ranks of a group's members, or an empty tuple if they are unknown."""
     return next((item.members for item in progress.values() if item.members), ())
 
 

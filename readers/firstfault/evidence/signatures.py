@@ -65,7 +65,7 @@ def widen(pattern: str) -> str:
     """Return a pattern that also matches all that `pattern` matches,
     and compiles several times faster.
 
-    RE2 copies what is repeated "{0,300}" 300 times. For a first look, any number of repetitions
+    RE2 copies what is repeated "{0,300}" 300 times. For a first search, any number of repetitions
     will do.
     """
     return _COUNTED.sub(lambda found: found[1] or "*", pattern)
@@ -158,7 +158,7 @@ class Signature:
     example: str
     why: str
     types: frozenset[str] = frozenset()
-    """Names of exceptions, their last part; empty: any text."""
+    """Names of exceptions, without their modules; empty for any text."""
     unless: Pattern | None = None
     """The signature doesn't match a text that contains this pattern."""
 

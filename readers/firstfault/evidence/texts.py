@@ -80,7 +80,7 @@ class Classification:
     role: Role
     category: str
     signature: str = ""
-    """Id of the matching signature; empty: none matches."""
+    """Id of the matching signature, or empty if none matches."""
     why: str = ""
     pointer: Pointer | None = None
 
@@ -91,7 +91,7 @@ class Classification:
 
     @property
     def specific_category(self) -> str:
-        """The category, unless it's one that says nothing about the fault; then empty."""
+        """The category, or empty if the category doesn't identify the fault."""
         return self.category if self.category not in {"unknown", "user_code"} else ""
 
 
@@ -113,7 +113,7 @@ def classify(
         message: an exception's text, or a line of a log.
         exception_type: the exception's name; for a log line, the log's source, or nothing.
         bases: names of the exception's base classes.
-        signatures: the signatures to try, in this order; None: the built-in ones.
+        signatures: the signatures to try, in this order, or None for the built-in ones.
     """
     signatures = signatures or built_in_signatures()
     types = _list_types(exception_type, bases)
@@ -186,9 +186,7 @@ _LAST_WORK = Pattern(
 
 
 def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
-    """Classify another rank's dump signal as a consequence if this rank had a
-    collective outstanding.
-    """
+    """Classify another rank's dump signal as a consequence if a collective was outstanding here."""
     progress = _LAST_WORK.search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
@@ -276,7 +274,7 @@ def _parse_number(text: str | None) -> int | None:
 
 # --- the message of a failed process --------------------------------------------------------------
 _ENDED = "it exited without an error"
-"""The text for an exit with code 0, as of a program that returns too early."""
+"""The text for an exit with code 0, for example of a program that returns too early."""
 _SUCCESS = "exit code 0"
 _REACHED_END = "its program reached its end"
 """The recorder's text for the end of a program that nobody called `sys.exit` in."""
@@ -290,16 +288,17 @@ class Message:
     what: str
     """One or two words: the exception's short name, the signal or the exit code."""
     text: str = ""
-    """A sentence; empty: the process left no message."""
+    """A sentence, or empty if the process left no message."""
     about: str = ""
     """This process's own text about an exception that was raised in another process;
     empty if it raised it itself.
     """
     wrapper: str = ""
-    """The exception raised because of it: "raised as TrainingError: training failed"; empty: none.
+    """The exception raised because of it, "raised as TrainingError: training failed", or empty if
+    there is none.
     """
     exception: ExceptionInfo | None = None
-    """The exception that the process raised or printed, with its wrappers; None: no exception."""
+    """The exception that the process raised or printed, with its wrappers, or None without one."""
 
     @property
     def whole(self) -> str:
@@ -435,7 +434,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
 
 
 def _describe_end(failure: WorkerError) -> str:
-    """Return how a process ended: "exit code 7"; empty: unknown."""
+    """Return how a process ended, "exit code 7", or an empty string if it is unknown."""
     if failure.signal:
         return failure.signal
     code = "" if failure.exit_code is None else str(failure.exit_code)
@@ -445,7 +444,8 @@ def _describe_end(failure: WorkerError) -> str:
 
 
 def _find_exit_code(argument: str) -> str:
-    """Return the exit code that Python makes of the argument of `sys.exit`; empty: unknown.
+    """Return the exit code that Python makes of the argument of `sys.exit`, or an empty string if
+    it is unknown.
 
     Without an argument the code is 0, but a program that raises SystemExit is recorded without it.
     """

@@ -117,7 +117,7 @@ def find_ranks_without_failure(job: model.JobErrors) -> dict[int, str]:
 
 
 def _parse_fingerprint(name: str) -> str:
-    """Return the fingerprint in a document's name; empty: none."""
+    """Return the fingerprint in a document's name, or an empty string if the name has none."""
     key = ErrorKey.parse(name)
     return key.fingerprint if key is not None else ""
 
@@ -243,8 +243,7 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def find_unreported_nodes(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the nodes that joined the round and have sent no report; if some are blamed,
-    only these.
+    """Return the nodes that joined the round and sent no report, or only the blamed ones of these.
 
     Such a node is lost if it is blamed, or no rank timed out; otherwise it may hang, or its report
     may be late.

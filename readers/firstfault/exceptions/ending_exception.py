@@ -128,8 +128,8 @@ _PYBIND_FRAME = LazyPattern(
 
 
 def _find_exception_thrown_to_cpp(stderr: str) -> ExceptionInfo | None:
-    """Return the Python exception that C++ couldn't handle, such as an autograd hook's; None:
-    there is none.
+    """Return the Python exception that C++ couldn't handle, such as one of an autograd hook, or
+    None if there is none.
     """
     match = _PYTHON_ERROR_TEXT.match(find_cpp_exception(stderr))
     if match is None:

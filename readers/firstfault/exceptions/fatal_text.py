@@ -58,7 +58,7 @@ _ADVICE_LINE = LazyPattern(r"""(?i)
 
 
 def extract_fatal_text(stderr: str, signal: str) -> str:
-    """Return the lines of stderr that belong to a process's end by `signal`; empty: it exited."""
+    """Return the lines of stderr about a process's death by `signal`, or "" if it exited."""
     lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP_LINE.match(line)]
     if signal == "SIGKILL":
         # the kernel kills the process between two instructions, so it prints nothing about that
@@ -168,7 +168,7 @@ _CPP_WHAT_LINE = LazyPattern(r"^\s*what\(\):\s*(?P<text>\S.*)$")
 
 
 def find_cpp_exception(stderr: str) -> str:
-    """Return the text of the last C++ exception that ended a process; empty: there is none."""
+    """Return the text of the last C++ exception that ended a process, or "" if there is none."""
     matches = (
         _CPP_WHAT_LINE.match(strip_rank_prefix(line)) for line in reversed(stderr.splitlines())
     )

@@ -271,8 +271,8 @@ _BLOCK_START = LazyPattern(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
-    """Return the index of the `except` or `finally` around a line; None:
-    the line isn't in such a block.
+    """Return the index of the `except` or `finally` around a line, or None if the line isn't in
+    such a block.
     """
     near = lines[max(at - _HANDLER_LINES_READ, 0) : at + 1]
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]

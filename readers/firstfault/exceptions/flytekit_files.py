@@ -21,8 +21,8 @@ _CONVERSION_ERROR = re.compile(
 
 
 def find_output_error(message: str) -> ExceptionInfo | None:
-    """Return the exception that flytekit raised when it converted the values that a task returned;
-    None: the file is about something else.
+    """Return the exception that flytekit raised when it converted the values that a task returned,
+    or None if the file is about something else.
     """
     if OUTPUT_CONVERSION not in message or (match := _TRACE.match(message)) is None:
         return None

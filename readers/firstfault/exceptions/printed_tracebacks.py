@@ -98,7 +98,7 @@ _WARNING_LEVEL = LazyPattern(r"\bWARN(?:ING)?\b")
 
 @lru_cache(maxsize=256)
 def find_printed_exception(stderr: str) -> PrintedException | None:
-    """Return the last exception that a process printed, with its causes; None: there is none.
+    """Return the last exception that a process printed, with its causes, or None if there is none.
 
     Exceptions don't count if Python ignored them, if logging couldn't write them, or if the program
     reports that it continues.
@@ -196,7 +196,7 @@ def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException
         if link is None:
             return None
         sentence = _CHAIN_SENTENCE.match(lines[end]) if end < len(lines) else None
-        # the relation of an exception is to the one that was raised after it
+        # `relation` is the relation of an exception to the exception raised after it
         links.insert(
             0,
             replace(
@@ -375,8 +375,8 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
 
 
 def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.Match[str]]]:
-    """Return the end of the traceback that begins at `start`, and its exception lines; `start`:
-    none begins there.
+    """Return the end of the traceback that begins at `start`, and its exception lines. The end is
+    `start` if no traceback begins there.
     """
     match = _TRACEBACK_HEADER.match(lines[start])
     # a stderr tail may begin within a traceback

@@ -42,8 +42,8 @@ def parse_frames(thread: str) -> list[FrameInfo]:
 
 
 def find_crash_frames(failure: WorkerError) -> list[FrameInfo]:
-    """Return the frames of the thread that got the fatal signal, innermost first; empty:
-    unknown.
+    """Return the frames of the thread that got the fatal signal, innermost first, or an empty list
+    if they are unknown.
     """
     for text in get_stack_dumps(failure):
         if text.startswith(_FATAL_ERROR_TITLE):

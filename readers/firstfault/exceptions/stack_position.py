@@ -1,5 +1,4 @@
-"""The stack position of a stopped worker: in a collective, in another wait inside torch,
-or elsewhere.
+"""The stack position of a stopped worker: in a collective, in torch elsewhere, or outside torch.
 
 Of 64 ranks that were stopped after a timeout, 63 are in one all-reduce. The rank that is elsewhere
 is the straggler.
@@ -66,15 +65,15 @@ class StackPosition:
     frame: str = ""
     """The innermost frame of the user's code: "train.py:12 in step"."""
     raised_at: FrameInfo | None = None
-    """Where the exception in flight was raised; None: there was none, or it isn't known."""
+    """Where the exception in flight was raised; None if unknown or if there was no exception."""
     waits_for_loader: bool = False
     """Whether it waited for a process of its data loader."""
     is_finalizing: bool = False
     """Whether the frame was dropping an object with a finalizer."""
     exit_stage: str = ""
-    """What had ended in a process that still exists; empty: nothing. A sentence about one of three:
-    the task function (torch's process waits until its agent has read the result), the program
-    (Python ends), or the process group.
+    """What had ended in a process that still exists, or empty if nothing had. It is a sentence
+    about one of three: the task function (torch's process waits until its agent has read the
+    result), the program (Python ends), or the process group.
     """
 
     @property
@@ -133,9 +132,7 @@ def is_process_group_code(text: str) -> bool:
 
 
 def has_left_program(failure: WorkerError) -> bool:
-    """Whether a worker that its agent stopped had left the task function, or its program,
-    before.
-    """
+    """Whether a worker had left the task function, or its program, before its agent stopped it."""
     frames = [
         frame
         for dump in get_stack_dumps(failure)
@@ -149,7 +146,9 @@ def has_left_program(failure: WorkerError) -> bool:
 
 
 def find_crash_position(failure: WorkerError) -> str:
-    """Return where a process crashed: "train.py:12 in step"; empty: unknown, or in a collective."""
+    """Return where a process crashed, "train.py:12 in step", or an empty string if this is unknown
+    or in a collective.
+    """
     frames = find_crash_frames(failure)
     files = (frame.file for frame in frames if not _LAUNCHER_FILE.search(frame.file))
     in_collective = any(map(_PROCESS_GROUP_FILE.search, files))
@@ -170,8 +169,8 @@ _EXIT_FUNCTION = LazyPattern(
 
 
 def _find_exit_stage(frames: list[FrameInfo], *, has_left: bool) -> StackPosition | None:
-    """Return the position of a main thread that has left the training, fully or in part; None:
-    it hasn't.
+    """Return the position of a main thread that has left the training, fully or in part, or None if
+    it hasn't left.
     """
     if has_left or (frames and _EXIT_FUNCTION.search(frames[-1].function)):
         return StackPosition(PositionKind.ELSEWHERE, exit_stage=PROGRAM_ENDED)

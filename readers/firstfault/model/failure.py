@@ -71,8 +71,8 @@ class FrameInfo:
     context_line: int = 0
     """The line number of the first line in `context`."""
     marked: tuple[int, int] = (0, 0)
-    """Start and end (exclusive) of the characters in `code` that Python marks with carets; (0, 0):
-    none.
+    """Start and end (exclusive) of the characters in `code` that Python marks with carets, or (0,
+    0) if none are marked.
     """
 
 
@@ -115,26 +115,24 @@ class Place:
     local_rank: int | None = None
     group_rank: int | None = None
     world_size: int = 0
-    """0: unknown."""
+    """0 if unknown."""
     group_world_size: int = 0
-    """Number of nodes in the round; 0: unknown."""
+    """Number of nodes in the round; 0 if unknown."""
     role: str = ""
     node: str = ""
     host: str = ""
     ip: str = ""
     pid: int = 0
     namespace: str = ""
-    """Kubernetes' namespace of the pod; empty: unknown."""
+    """Kubernetes namespace of the pod; empty if unknown."""
     engine: str = ""
-    """The job's engine: "flyte", "flyte2", "plain", "alone" (no engine and no agent) or `OF_LOGS`;
-    empty: "flyte".
+    """The job's engine: "flyte", "flyte2", "plain", "alone" (no engine and no agent) or `OF_LOGS`.
+    An empty string means "flyte".
     """
     machine: str = ""
-    """Name of the machine; empty: unknown. `host` is the hostname,
-    which in Kubernetes is the pod's.
-    """
+    """Name of the machine; empty if unknown. (`host` is the hostname: in Kubernetes the pod's.)"""
     gpu: str = ""
-    """UUID of the process's GPU, "GPU-8f3a..."; empty: none, or not known."""
+    """UUID of the process's GPU, "GPU-8f3a..."; empty if unknown or without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class SentSignal:
 
 
 UNSEEN = "unknown"
-"""The signal of a process whose end isn't in the logs."""
+"""The signal of a process if the logs don't contain its end."""
 LAST_LINES_OF_SUCCESS = "its last lines report success"
 """The reason if they end with a success."""
 OF_LOGS = "log"
@@ -179,7 +177,7 @@ CTRL_C = "USER:CtrlC"
 as opposed to a SIGINT from another process.
 """
 INTERRUPTED = "interrupted"
-"""The category of a process that SIGINT ended, or an agent whose terminal was closed."""
+"""The category of a process that SIGINT ended, or of an agent after its terminal was closed."""
 TEARDOWN = "teardown"
 """The category of a failure after the job had finished."""
 HANGUP = "USER:Hangup"
@@ -229,7 +227,7 @@ class ThreadFailure:
     thread: str
     """The thread's name."""
     timestamp_ns: int | None
-    """Nanoseconds since the Unix epoch; None: unknown."""
+    """Nanoseconds since the Unix epoch; None if unknown."""
     exception: ExceptionInfo
 
 
@@ -240,13 +238,13 @@ class HandledException:
     """
 
     timestamp_ns: int | None
-    """Nanoseconds since the Unix epoch, of the last time; None: unknown."""
+    """Time of the latest occurrence, nanoseconds since the Unix epoch; None if unknown."""
     exception: ExceptionInfo
-    """Its frames begin with the one that handled it."""
+    """The exception. Its frames begin with the frame that handled it."""
     times: int = 1
     """How often the process handled it, as far as known."""
     calls_since: int | None = None
-    """Collectives that the process has called since the last time; None: unknown."""
+    """Collectives that the process has called since the latest occurrence; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +288,11 @@ class CollectiveProgress:
     """The last enqueued operation, "allreduce"."""
     enqueued: int
     completed: int | None
-    """None: the backend doesn't report it."""
+    """None if the backend doesn't report it."""
     last: tuple[Collective, ...] = ()
     """The group's last collectives, oldest first."""
     members: tuple[int, ...] = ()
-    """Global ranks of the group's members; empty: unknown."""
+    """Global ranks of the group's members; empty if unknown."""
 
     @property
     def is_outstanding(self) -> bool:
@@ -309,7 +307,7 @@ class CausedBy:
     rank: int | None
     node: str
     document: str
-    """Name of the document about it; empty: unknown."""
+    """Name of the document about it; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +323,7 @@ class ExpiredDeadline:
     heartbeat: bool = False
     """Whether the deadline was a heartbeat between two pings, not for one block."""
     since: str = ""
-    """The line where the block was entered, or that sent the last ping: "train.py:50"; empty:
-    unknown.
-    """
+    """The line that entered the block or sent the last ping, "train.py:50"; empty if unknown."""
 
     @property
     def text(self) -> str:
@@ -362,7 +358,7 @@ class FileSystem:
     total_bytes: int
     free_inodes: int = 0
     total_inodes: int = 0
-    """0: the file system doesn't count them."""
+    """0 if the file system doesn't count them."""
 
     @property
     def is_full(self) -> bool:
@@ -393,7 +389,7 @@ class SystemState:
     limits: tuple[tuple[str, int], ...] = ()
     """Soft limits of the process, without unlimited ones: ("RLIMIT_AS", 4294967296)."""
     open_files: int | None = None
-    """None: unknown."""
+    """None if unknown."""
 
     @property
     def full(self) -> tuple[FileSystem, ...]:
@@ -402,7 +398,7 @@ class SystemState:
 
     @property
     def memory_limit(self) -> str:
-        """The name of the process's memory limit, "RLIMIT_AS"; empty: unlimited."""
+        """The name of the process's memory limit, "RLIMIT_AS", or empty if memory is unlimited."""
         return next((name for name, _ in self.limits if name in {"RLIMIT_AS", "RLIMIT_DATA"}), "")
 
 
@@ -430,7 +426,8 @@ class WorkerError:
     kind: Kind
     origin: Origin
     timestamp_ns: int | None = None
-    """Time of the record, nanoseconds since the Unix epoch by the writer's clock; None: unknown."""
+    """Time of the record, nanoseconds since the Unix epoch on the writer's clock; None if unknown.
+    """
     worker: str = ""
     """ContainerError.worker: the node's name."""
     place: Place = field(default_factory=Place)
@@ -462,10 +459,9 @@ class WorkerError:
     collectives: tuple[CollectiveProgress, ...] = ()
     """One for each process group."""
     caused_by: CausedBy | None = None
-    """The peer's failure that made the agent stop this worker; None: not stopped because of a peer.
-    """
+    """The peer's failure that made the agent stop this worker, or None if no peer's failure did."""
     expired: ExpiredDeadline | None = None
-    """The missed deadline that made the agent kill this worker; None: no deadline was missed."""
+    """The missed deadline that made the agent kill this worker, or None if none was missed."""
     system: SystemState = field(default_factory=SystemState)
     newer: bool = False
     """Whether it was written in a later version of the format; unknown fields were dropped."""
@@ -606,7 +602,7 @@ def explain_end(failure: WorkerError) -> str:
 
 
 def _without_agent(explained: str) -> str:
-    """Return an explanation without what only the agent of a process can know."""
+    """Return an explanation without facts that only the process's agent can have."""
     return explained.replace(
         "terminated from outside, not by its agent", "terminated, sender unknown"
     )

@@ -64,13 +64,13 @@ class Progress:
     """Progress of the training in a round."""
 
     collectives: int = 0
-    """Number of collectives that a rank had called, in all groups together. 0: unknown."""
+    """Number of collectives that a rank had called, in all groups together; 0 if unknown."""
     seconds: float = 0.0
     """Time from the first collectives to the last ones;
     each end is off by at most one agent poll interval.
     """
     idle_seconds: float = 0.0
-    """Time from the last ones until the node reported the end of the round; 0: unknown."""
+    """Time from the last collectives until the node reported the end of the round; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Coverage:
     """How many nodes were expected, how many reported, and whether everything was read."""
 
     expected: int | None
-    """Nodes that took part in the round; None: unknown."""
+    """Nodes that took part in the round; None if unknown."""
     reported: int
     """Nodes with at least one document that was read, or with a final roster entry."""
     unreadable: int = 0
@@ -182,7 +182,7 @@ class RestartRecord:
     headline: str
     """The verdict's headline."""
     restart: bool
-    """False: the attempt ended, or the record is about a stall."""
+    """False if the attempt ended or the record is about a stall."""
     reason: str
     rank: int | None = None
     """The root cause's global rank."""
@@ -191,7 +191,7 @@ class RestartRecord:
     fingerprint: str = ""
     category: str = ""
     is_agreed: bool = True
-    """False: the agents reached no decision, and torch elastic restarted."""
+    """False if the agents reached no decision and torch elastic restarted."""
     timestamp_ns: int | None = None
     """When the root cause failed."""
     lost_seconds: float | None = None
@@ -224,7 +224,7 @@ class Unopened:
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """The size of a job as its logs show it; 0: unknown."""
+    """The size of a job according to its logs; a value is 0 if it is unknown."""
 
     ranks: int = 0
     nodes: int = 0
@@ -255,7 +255,7 @@ class JobErrors:
     round: int = 0
     attempt: int = 0
     settled: bool = True
-    """False: the reader timed out before every node had reported."""
+    """False if the reader timed out before every node had reported."""
     digest: str = ""
     """Digest of the names of the round's documents, opened or not; independent of their order."""
     document_count: int = 0
@@ -266,13 +266,13 @@ class JobErrors:
     restarts: tuple[RestartRecord, ...] = ()
     """Restart decisions after each failed round of the attempt, and stalls, oldest first."""
     completion: str = ""
-    """The sentence that proves from a job's log that it had finished before its failures; empty:
-    no proof there.
+    """The sentence that proves from a job's log that it had finished before its failures, or empty
+    if the log has no proof.
 
     For a job under firstfault the roster has the proof.
     """
     size: JobSize | None = None
-    """According to logs; None: documents and roster have it."""
+    """According to logs, or None if documents and roster have it."""
     named_ranks: tuple[int, ...] = ()
     """Ranks that lines of logs name, whether or not they have failures."""
 
@@ -283,7 +283,7 @@ class JobErrors:
 
     @property
     def engine(self) -> str:
-        """The first known `Place.engine`; empty: unknown."""
+        """The first known `Place.engine`; empty if unknown."""
         return next((place.engine for place in self.places if place.engine), "")
 
     @property
@@ -298,8 +298,8 @@ class JobErrors:
 
     @property
     def last_stall(self) -> RestartRecord | None:
-        """The stall that the job didn't recover from in the judged round; None: no stall,
-        or the job recovered.
+        """The stall that the job didn't recover from in the judged round, or None if there was no
+        stall or the job recovered.
         """
         stalls = [record for record in self.restarts if record.kind is RestartKind.STALL]
         # stalls are numbered per round: see STALLS_OF_ROUND
@@ -325,9 +325,7 @@ class JobErrors:
         )
 
     def unopened_like(self, *fingerprints: str) -> tuple[int, ...]:
-        """Return the ranks without an opened document and with one of these fingerprints,
-        ascending.
-        """
+        """Return the ranks with one of these fingerprints and without an opened document."""
         opened = {failure.rank for failure in self.failures}
         wanted = set(fingerprints)
         alike = (group for group in self.unopened if group.fingerprint in wanted)
@@ -492,21 +490,20 @@ class Verdict:
     node: str | None = None
     machine: str = field(default="", compare=False)
     """What identifies the machine of the root cause in another attempt: its name, or the kernel's
-    boot id in a pod that doesn't know the name; empty: unknown. Set by `firstfault.conclude`.
+    boot id in a pod that doesn't know the name. It is set by `firstfault.conclude`, and empty if
+    unknown.
     """
     fingerprint: str = ""
     timestamp_ns: int | None = None
     confidence: str = "low"
     """"high", "medium" or "low"."""
     rule: str = ""
-    """The strategy's rule that found the root cause, such as "own-fault"; empty:
-    the strategy has no rules.
+    """The strategy's rule that found the root cause, such as "own-fault", or empty if the strategy
+    has no rules.
     """
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
-    """Names of the documents behind each sentence of `why`; may be shorter than `why`. Not in JSON,
-    like `root`.
-    """
+    """Names of the documents behind each sentence of `why`, perhaps of fewer; not in JSON."""
     suspects: tuple[Suspect, ...] = ()
     victims: Victims = field(default_factory=Victims)
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
@@ -557,12 +554,12 @@ class Decision:
     kind: Kind
     origin: Origin
     enforced: bool
-    """True: the engine (stock Flyte, or Ray Train's callback) executes the decision. False: it is
-    only advice, as for every job under torchrun: schedulers follow `action`.
+    """True if the engine (stock Flyte, or Ray Train's callback) executes the decision. False if it
+    is only advice, as for every job under torchrun: schedulers follow `action`.
     """
     reason: str
     retries_left: int | None = None
-    """Unused `retries` of the task, before this decision; None: unknown."""
+    """Unused `retries` of the task before this decision; None if unknown."""
     action: Action = Action.UNNAMED
     failed_starts: int = 0
     """Attempts in a row, this one included, that failed before they had trained for a minute."""

@@ -72,9 +72,7 @@ def _with_collectives(document: WorkerError, found: Mapping[int, WorkerError]) -
 
 
 def _place_document(document: WorkerError, own: Place | None, anyones: Place) -> WorkerError:
-    """Move a document into the attempt's judged round: to `own`, the rank's place in the roster,
-    if known.
-    """
+    """Move a document to the judged round, to `own`, the rank's place in the roster, if known."""
     known = own or replace(
         anyones,
         node=document.node,

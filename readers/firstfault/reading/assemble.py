@@ -82,7 +82,7 @@ class Snapshot:
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
     size: model.JobSize | None = None
-    """As `JobErrors.size`, like the next one."""
+    """The same as `JobErrors.size`; so is the next attribute."""
     named_ranks: tuple[int, ...] = ()
 
 
@@ -204,10 +204,9 @@ class JudgedRound:
 
     number: int
     last_entry: int | None
-    """The last round with a roster entry; None: no roster entry exists."""
+    """The last round with a roster entry, or None if there is no roster entry."""
     newest: dict[NodeKey, int]
-    """The newest incarnation of each node in this round, from roster entries; without entries,
-    from documents.
+    """The newest incarnation of each node in this round, from roster entries, else from documents.
     """
     newest_of_name: dict[str, int]
     """The same by the node's name, for documents without a group rank."""
@@ -226,8 +225,8 @@ class JudgedRound:
         return not place.incarnation or place.incarnation >= self._find_newest(place, default=0)
 
     def find_unconfirmed_claim(self, document: WorkerError) -> str:
-        """Return the claim that no roster entry confirms: a later round or a newer incarnation;
-        empty: none.
+        """Return the claim that no roster entry confirms, a later round or a newer incarnation, or
+        an empty string if there is none.
         """
         place = document.place
         if document.writer is Writer.STOCK:
@@ -629,7 +628,7 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
         *snapshot.roster,
     ]
     newer = sum(item.newer for item in files)
-    if newer:  # the fields that this version knows are read, so the coverage stays complete
+    if newer:  # this version reads all fields that it supports, so the coverage stays complete
         how = "this version leaves out what it does not know; the version of the pods reads all"
         yield f"a newer version of firstfault wrote {newer} of the files; {how}"
 

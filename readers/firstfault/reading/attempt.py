@@ -59,8 +59,8 @@ async def read_job(store: ReadableStore, request: Request) -> JobErrors:
 async def follow(
     store: ReadableStore, request: Request, interval_seconds: float
 ) -> AsyncGenerator[JobErrors, None]:
-    """Yield the job at once and after each change, until all nodes are done; see
-    `AttemptReader.follow`.
+    """Yield the job at once and after each change, until all nodes are done. `AttemptReader.follow`
+    has the details.
 
     Raises:
         StoreError: the storage refuses a request.
@@ -111,7 +111,7 @@ async def look(
             return request.job_of(snapshot)
     elif store.has_ordered_pages:
         begun = await begin_listing(store, layout)
-    # {}: use no copies; None: read the bundles after the listing
+    # {} uses no copies; None reads the bundles after the listing
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)
@@ -304,7 +304,7 @@ class _Look:
         return await fetch.read_listed(self._store, item, self._room)
 
     async def _read_sample(self, needs: ReadingNeeds) -> bool:
-        """Open some documents of each fault, then those of requested ranks; False: a name
+        """Open some documents of each fault, then those of requested ranks. Return False if a name
         contradicts its document.
         """
         documents = self._listing.documents
@@ -378,8 +378,8 @@ class _Look:
         ]
 
     def _list_unclear(self, groups: Mapping[str, Sequence[ListedDocument]]) -> list[ListedDocument]:
-        """Return more documents of ambiguous faults: none was readable,
-        or only some of the processes were stopped.
+        """Return more documents of ambiguous faults. A fault is ambiguous if none of its documents
+        was readable or only some of its processes were stopped.
         """
         unclear = []
         for documents in groups.values():

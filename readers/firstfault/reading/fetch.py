@@ -236,7 +236,7 @@ async def with_copies(
 
     Nodes without a shared folder pass their files to a peer, which writes them as a bundle: only
     such bundles extend the listing. Copies of files in a shared folder only save requests. `copies`
-    are from `read_node_copies`; None: not read yet.
+    are from `read_node_copies`, or None if they haven't been read yet.
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
@@ -287,8 +287,8 @@ def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
 class StoreWithCopies:
     """A store with additional copies: lists both, and reads copies first.
 
-    The caller opens and closes `store`; None: only the copies exist. Copies are by path, relative
-    to the root.
+    The caller opens and closes `store`, which is None if only the copies exist. The keys of
+    the copies are paths relative to the root.
     """
 
     def __init__(self, store: ReadableStore | None, copies: Mapping[str, bytes], uri: str) -> None:

@@ -38,7 +38,7 @@ class ListedDocument:
     key: ErrorKey
     size: int
     last_modified_ns: int | None
-    """None: the document may exist only as a copy in a node's bundle."""
+    """None if the document may exist only as a copy in a node's bundle."""
 
     @property
     def moment(self) -> int:
@@ -74,9 +74,10 @@ class Listing:
     in_order: bool = True
     """Whether all pages so far were sorted by name."""
     rest: str | None = None
-    """The name after which to continue listing, up to the last key; None: all keys are listed."""
+    """The name after which to continue listing, up to the last key, or None if all keys are listed.
+    """
     rest_after_keys: str | None = None
-    """The name after which to continue listing the files behind the keys; None: all are listed."""
+    """The name after which to continue listing files behind the keys, or None if all are listed."""
 
     @property
     def of_nodes(self) -> list[ObjectInfo]:
@@ -239,9 +240,9 @@ def _split_range(
     """Split a listing into parts: for each, the name before its first name, and its last name.
 
     Args:
-        start: the name after which to continue; None: the listing is complete.
+        start: the name after which to continue, or None if the listing is complete.
         cuts: sorted names at which to split.
-        end: the last name; None: no limit.
+        end: the last name, or None for no limit.
     """
     if start is None:
         return []

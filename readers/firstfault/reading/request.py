@@ -20,9 +20,9 @@ class Patience:
     """How long to wait for the nodes, and conditions that end the wait early."""
 
     seconds: float = 0.0
-    """0: don't wait."""
+    """0 means not to wait."""
     expected_nodes: int | None = None
-    """Number of nodes to wait for; None: the number in the roster."""
+    """Number of nodes to wait for, or None for the number in the roster."""
     enough: Callable[[Sequence[NodePresence]], bool] | None = None
     """Called with the roster on each poll; True ends the wait as if every node had reported."""
     shutdown_requested: threading.Event | None = None

@@ -82,7 +82,7 @@ def find_unconfirmed(
 
 
 def group_by_fault(documents: Iterable[ListedDocument]) -> dict[str, list[ListedDocument]]:
-    """Group documents by the fingerprint in their names; the order stays the same."""
+    """Group documents by the fingerprint in their names, in the same order."""
     groups: dict[str, list[ListedDocument]] = {}
     for document in documents:
         groups.setdefault(document.key.fingerprint, []).append(document)

@@ -112,8 +112,8 @@ class RecorderClient:
         )
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the recorder's answer; empty: it has received the request,
-        and has no result within `seconds`.
+        """Return the recorder's answer, or an empty dictionary if the recorder received the request
+        but has no result within `seconds`.
 
         Raises:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an

@@ -14,8 +14,8 @@ from pathlib import Path
 from firstfault.recorder.spool import Spool
 
 DOCUMENT = "document.pb"
-"""In `NodeFolder.last_words`: the error document about the agent's death, without a time; empty:
-it ends normally.
+"""In `NodeFolder.last_words`: the error document about the agent's death, without a time, or empty
+if the agent ends normally.
 """
 PRESENCE = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed),
@@ -59,8 +59,8 @@ class NodeFolder:
         """Whether the folder is there. The recorder removes it when it ends,
         and late writers must not recreate it.
 
-        Something of another user in its place, such as after a cleaner of /tmp has removed it,
-        isn't the folder.
+        If a cleaner of /tmp has removed the folder, and another user has created something with the
+        same name, the result is False.
         """
         with contextlib.suppress(OSError):
             status = self.path.lstat()

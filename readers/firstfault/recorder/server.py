@@ -76,7 +76,7 @@ class _Server:
         self._keeper = FolderKeeper(folder)
         self._memory = MemoryWatch()
         self._warning = ""
-        """Of a shortage of memory, in the container's termination message."""
+        """A warning about a shortage of memory, in the container's termination message."""
         self._uploads = Uploads(settings.output_prefix)
         self._ended = asyncio.Event()
         self._connections = 0
@@ -138,8 +138,8 @@ class _Server:
         )
 
     async def _warn_of_shortage(self) -> None:
-        """Write a message before memory runs out: if the kernel kills the container,
-        only this message says why.
+        """Write a message before memory runs out. If the kernel kills the container, only this
+        message gives the reason.
         """
         shortage = (
             self._memory.find_shortage(_SHORTAGE_OVER if self._warning else _SHORTAGE)

@@ -20,7 +20,7 @@ class SpooledDocument:
 
     path: Path
     receipt: Receipt | None
-    """None: no upload has finished."""
+    """None if no upload has finished."""
     withdrawn: bool = False
     """The writer withdrew the document: it must not be uploaded."""
 
@@ -36,7 +36,7 @@ class SpooledDocument:
 
     @property
     def settled(self) -> Receipt | None:
-        """The receipt of a document that is durable or withdrawn; None: it must be uploaded."""
+        """The receipt of a durable or withdrawn document, or None if it must be uploaded."""
         if self.withdrawn:
             return Receipt(self.name, durable=self.is_durable, withdrawn=True)
         return self.receipt if self.is_durable else None
@@ -52,8 +52,8 @@ class Spool:
     """
 
     def add(self, name: str, data: bytes) -> Path:
-        """Write a file atomically and return its path; the name of a document is the object's,
-        with ``.pb``.
+        """Write a file atomically and return its path. The name of a document's file is the
+        object's name with ``.pb``.
 
         Raises:
             OSError: the file could not be written.

@@ -37,7 +37,7 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
     """Write the message; never raises.
 
     Args:
-        text: cut off at Kubernetes's limit; empty: none.
+        text: the message, cut off at Kubernetes's limit, or empty for no message.
         replaces: how a message of firstfault begins that may be replaced. The program's own
             messages stay.
     """

@@ -80,8 +80,8 @@ class Uploads:
         source: bytes | Path,
         spool: Spool | None = None,
     ) -> model.Receipt:
-        """Write an object, from bytes or a file, and return its receipt, also into `spool`;
-        never raises.
+        """Write an object, from bytes or a file. Return its receipt, and add it to `spool` if there
+        is one. This never raises.
         """
         data = read_if_exists(source) if isinstance(source, Path) else source
         if data is None:
@@ -95,15 +95,15 @@ class Uploads:
         return receipt
 
     async def names(self, folder: str) -> tuple[list[str], str]:
-        """Return the names of a folder's objects, and the error if they could not be listed;
-        never raises.
+        """Return the names of a folder's objects, and the error if they can't be listed. This
+        method never raises.
         """
         found, error = await self._with_store(lambda store: store.list(folder))
         return [item.name for item in found or ()], error
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` for the uploads in progress;
-        name those that didn't finish on stderr.
+        """Wait at most `seconds` for the uploads in progress, and print the names of unfinished
+        uploads on stderr.
         """
         running = {upload.task for upload in self._in_progress.values()} | self._repeated
         if running:
@@ -112,8 +112,8 @@ class Uploads:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
     async def _upload_once(self, target: Target, data: bytes) -> model.Receipt:
-        """Start an upload, or join the one in progress of the same content;
-        start a second one if that one is slow.
+        """Start an upload, or join the upload in progress of the same content. If that one is slow,
+        start a second one.
         """
         # A document may be requested twice: by its worker, and again after the worker or the agent
         # has died. The first request may hang in the storage, so it is awaited only while it is

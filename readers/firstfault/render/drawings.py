@@ -49,11 +49,11 @@ class Lane:
     """The label in full."""
     state: State
     point: float | None
-    """x of its time; None: it has none, or may be before or after the origin."""
+    """x of its time, or None if it has no time or may be before or after the origin."""
     is_sure: bool
-    """False: its clock could not be compared with the clocks of its peers."""
+    """False if its clock could not be compared with the clocks of its peers."""
     band: tuple[float, float] | None
-    """x and width of the bounds of its time; None: they are too close to be seen."""
+    """x and width of the bounds of its time, or None if they are too close to be seen."""
     delay: str
     is_origin: bool
     is_open: bool
@@ -267,7 +267,7 @@ class Cells:
 
     state: State
     path: str
-    """As SVG draws it."""
+    """The path in SVG's syntax."""
 
 
 @dataclass(frozen=True, slots=True)

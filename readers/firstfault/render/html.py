@@ -223,9 +223,7 @@ def _build_context(report: Report) -> dict[str, Any]:
 
 
 def _find_first_rank(cascade: Cascade) -> int:
-    """Return the index of the rank to look at first: the root cause, else a rank of its node,
-    else a suspect.
-    """
+    """Return the index of the first rank to show: root cause, a rank of its node, or a suspect."""
     of_node = {node.name: node.state for node in cascade.nodes if node.name}
     states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
     wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))
@@ -339,7 +337,7 @@ class _Document:
     ref: DocumentRef
     failure: WorkerError
     reason: int
-    """Number of the first evidence sentence that refers to it, from 1; 0: none does."""
+    """Number of the first evidence sentence that refers to it, from 1, or 0 if none does."""
 
 
 def _iter_examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
@@ -461,7 +459,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
 
 
 def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
-    """Return where a frame's line can be read in its repository; empty: unknown."""
+    """Return the URL of a frame's line in its repository, or an empty string if it is unknown."""
     root = identity.source_root.rstrip("/") + "/"
     # only an ordinary web address is ever a link
     if not (

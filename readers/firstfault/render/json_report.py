@@ -27,8 +27,7 @@ _TEXTS = {"file", "function", "group"}
 
 
 def json_report(report: Report, longest: int | None = None, *, decided: bool = True) -> str:
-    """Return a report as one line, an object of the schema
-    ``firstfault.verdict/v1`` (docs/schemas).
+    """Return a report as a JSON object in one line; its schema is in docs/schemas.
 
     Of each message at most `longest` characters are kept. If it isn't `decided`, it is marked as
     preliminary.
@@ -77,7 +76,7 @@ def json_without_failure(outcome: Outcome | None, reason: str) -> dict[str, Any]
     """Return the object for an attempt without a failure.
 
     Args:
-        outcome: how it ended; None: there is no such file or folder.
+        outcome: how it ended, or None if there is no such file or folder.
         reason: the sentence that `show` prints.
     """
     return {

@@ -33,8 +33,8 @@ _ESCAPED = str.maketrans(
 
 
 def markdown(report: Report) -> str:
-    """Return the report as Markdown, in the order of the page: answers, the job, traceback, log,
-    failures, evidence.
+    """Return the report as Markdown, in the order of the page: answers, job, traceback, log,
+    failures and evidence.
 
     Quoted texts are escaped, or in code blocks that they can't end.
     """

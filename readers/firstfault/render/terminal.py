@@ -348,7 +348,7 @@ class _Printer:
     ) -> None:
         self._encoding = encoding
         self._max_rows = max_rows
-        """Rows that one value next to a label may have; 0: any number."""
+        """Maximum number of rows of a value next to a label, or 0 for no limit."""
         self._is_plain = is_plain
         """Whether quoted texts are printed whole and unfolded, because a file has room for them."""
         self.width = width

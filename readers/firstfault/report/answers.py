@@ -39,8 +39,8 @@ from firstfault.utils.text import one_line
 
 _LINE = 200
 _ENDED_FROM_OUTSIDE = "ended from outside"
-"""In place of a category, if a log doesn't tell a preemption from a time limit,
-a drain and an abort.
+"""Printed instead of a category if a log can't distinguish a preemption from a time limit, a drain
+and an abort.
 """
 
 
@@ -70,9 +70,7 @@ class Answers:
 
     @property
     def fault(self) -> str:
-        """Whose fault it is, and how sure the verdict is: "your code, category data,
-        confidence high".
-        """
+        """The fault's owner and the confidence: "your code, category data, confidence high"."""
         name = self.category.partition(":")[0]
         kind = name if name == _ENDED_FROM_OUTSIDE else f"category {name}"
         return f"{self.fault_owner.value}, {kind}, confidence {self.confidence}"
@@ -112,8 +110,8 @@ def build_answers(case: Case) -> Answers:
 
 
 def _describe_same_end(case: Case) -> str:
-    """Return that the workers' start before this one in the attempt ended in the same way; empty:
-    it isn't known to.
+    """Return a sentence that the attempt's previous start of the workers ended in the same way, or
+    an empty string if that isn't known.
     """
     before = [
         record
@@ -272,7 +270,7 @@ def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
         return "", ""  # the line at which the signal arrived explains nothing
     frames = find_own_frames(exception) if exception is not None else ()
     crashed = find_crash_frames(failure)
-    # the last frame is returned: the innermost one outside of libraries, else the one that crashed
+    # returns the last frame: the innermost frame outside of libraries, or else the crashed frame
     frames = frames or (
         *crashed[:1],
         *(frame for frame in crashed[::-1] if not is_library_file(frame.file)),

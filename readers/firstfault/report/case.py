@@ -25,7 +25,7 @@ class Case:
     engine: EngineWords
     """The words for what ran the job."""
     uri: str
-    """Of the attempt's documents; empty: unknown."""
+    """URI of the attempt's documents; empty if unknown."""
     logs: Mapping[str, str]
     """Local log files by node; they replace the engine's commands."""
 
@@ -42,8 +42,8 @@ class Case:
 
 
 def find_machine(job: JobErrors, verdict: Verdict) -> str:
-    """Return the machine of the verdict's node, from its process or from any entry of that node;
-    empty: unknown.
+    """Return the machine of the verdict's node, from its process or from any entry of that node, or
+    an empty string if it is unknown.
     """
     if verdict.root is not None and verdict.root.place.machine:
         return verdict.root.place.machine

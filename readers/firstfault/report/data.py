@@ -43,14 +43,14 @@ class AttemptSummary:
     number: int
     outcome: Outcome
     verdict: Verdict | None = None
-    """None: it didn't fail, or this isn't known."""
+    """None if it didn't fail or this isn't known."""
     decision: Decision | None = None
     note: str = ""
     """Why nothing is known."""
     nodes: tuple[str, ...] = ()
-    """Names of those that took part, if known."""
+    """Names of the nodes that took part; empty if unknown."""
     seconds: float | None = None
-    """How long it took; None: unknown."""
+    """How long it took; None if unknown."""
     engine: EngineWords = FLYTE
     """The words for what ran it."""
 
@@ -80,15 +80,15 @@ class Report(Case):
     """Rarely needed values: process ids, exact times, digests."""
     identity: JobIdentity
     followers: str
-    """The victims and how much later they failed: "2 lost a peer, 5 stopped by their agents; ...";
-    empty: none.
+    """The victims and how much later they failed, "2 lost a peer, 5 stopped by their agents; ...",
+    or empty if there are none.
     """
     clocks: str
     """How exactly times of different nodes can be compared."""
     coverage: str
     """How many nodes reported: "4 of 4 reported"."""
     number: int | None
-    """The attempt's number, from 0; None: unknown."""
+    """The attempt's number, from 0; None if unknown."""
     attempts: tuple[AttemptSummary, ...] = ()
     """All known attempts by number, with this one; fewer than two: there is nothing to compare."""
 
@@ -116,7 +116,7 @@ class Report(Case):
 
     @property
     def change(self) -> str:
-        """What changed since the attempt before this one; empty: unknown."""
+        """What changed since the attempt before this one; empty if unknown."""
         number = self.number
         pair = [
             attempt

@@ -26,7 +26,7 @@ class EngineWords:
     node: str
     """What a node of it is: "pod"."""
     enforcer: str = ""
-    """The part that carries out decisions; empty: there is none."""
+    """The part that executes decisions, or empty if there is none."""
     has_kubectl: bool = False
     reporter: str = ""
     """What reports for itself, if that isn't a node."""
@@ -40,8 +40,8 @@ class EngineWords:
     """Whether facts are followed by the files and lines that show them."""
 
     def describe_missing(self, *, has_lines: bool) -> str:
-        """Return what there is of a rank without a report; `has_lines`:
-        lines of the log name it.
+        """Return what there is from a rank without a report. `has_lines` is whether lines of the
+        log mention the rank.
         """
         return "no exit status in the log" if has_lines and self.cites else self.missing
 
@@ -54,7 +54,7 @@ class EngineWords:
         """Return whether the job is retried, and whether that is only advice: "no (advice:
         Flyte may retry anyway)".
 
-        "unclear": nothing is proven, and the scheduler decides by its own rule.
+        "unclear" means that nothing is proven and the scheduler decides by its own rule.
         """
         if self.leaves_open(decision):
             return "unclear"
@@ -67,9 +67,7 @@ class EngineWords:
         return f"{answer} (advice: {self.enforcer} {anyway})"
 
     def summarize_retry(self, decision: Decision) -> str:
-        """Return the same in a few words for a line: "retry", "no retry", "no retries left",
-        "retry unclear".
-        """
+        """Return the same in short: "retry", "no retry", "no retries left", "retry unclear"."""
         if is_retried(decision):
             return "retry"
         return (
@@ -85,14 +83,14 @@ class EngineWords:
         return decision.action is Action.UNKNOWN and self.retries_unknown
 
     def cited(self, text: str, names: Iterable[str], limit: int = 0) -> str:
-        """Return a text with the lines of logs that show it, if the engine's facts have such: "...
-        [nohup.out:3-9]".
+        """Return a text with the log lines that show it, "... [nohup.out:3-9]", if the engine's
+        facts have them.
 
         Args:
             text: a fact.
             names: of the documents that show it.
-            limit: with as many names there may be further ones, so those left out aren't counted;
-                0: there are none.
+            limit: the number of names from which on there may be further ones, so that those left
+                out aren't counted. 0 means that `names` is complete.
         """
         shown = list(names)
         more = "and more" if limit and len(shown) >= limit else "and {} more"

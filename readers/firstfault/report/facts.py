@@ -108,9 +108,7 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
 
 
 def _counted_facts(root: WorkerError) -> Iterator[Fact]:
-    """Yield what was counted where the root cause was: dead threads, memory, disk, limits,
-    collectives.
-    """
+    """Yield the counts at the root cause: dead threads, memory, disk, limits and collectives."""
     threads = []
     for failure in root.thread_failures:
         kind = failure.exception.type.rsplit(".", 1)[-1]

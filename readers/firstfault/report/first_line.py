@@ -14,8 +14,8 @@ from firstfault.report.headline import headline_parts, split_fault
 from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
-"""Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error:
-SYSTEM::``.
+"""Number of characters. A list in Flyte's console shows 100, of which the prefix ``[10/10]
+currentAttempt done. Last Error: SYSTEM::`` takes 49.
 """
 _MAX_LINE_CHARACTERS = 78
 _MIN_NODE_CHARACTERS = 10
@@ -26,9 +26,7 @@ _MAX_RANKS_CHARACTERS = 10
 _FLYTE_POD_NAME = re.compile(
     r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL
 )
-"""Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica,
-its number.
-"""
+"""Names of Flyte's pods for Kubeflow: execution, node, attempt, kind and number of the replica."""
 _GENERIC_EXCEPTIONS = {
     "Exception",
     "RuntimeError",
@@ -49,7 +47,7 @@ def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None 
     """Return a line of at most 78 characters; the first 51 have the fault, the rank, the pod,
     and retry or not.
 
-    `engine`: what ran the job; None: what ran the root cause.
+    `engine` is what ran the job, or None for what ran the root cause.
     """
     fate = (engine or find_words_of_root(verdict)).summarize_retry(decision)
     subject = _describe_subject(verdict)

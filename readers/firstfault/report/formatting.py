@@ -20,8 +20,8 @@ _SMALLEST_NS = 1_000
 
 
 def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
-    """Return ascending ranks as ranges, "0-2, 5, 8-63";
-    those that don't fit in `limit` characters are counted.
+    """Return ascending ranks as ranges, "0-2, 5, 8-63". Ranks beyond `limit` characters are only
+    counted, without their numbers.
     """
     runs: list[list[int]] = []
     for rank in ranks:
@@ -44,9 +44,7 @@ def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return short names without the parts that all share: "worker-2" for
-    "job-worker-2.cluster.local".
-    """
+    """Return names without shared parts, such as "worker-2" for "job-worker-2.cluster.local"."""
     known = [name for name in dict.fromkeys(names) if name]
     if len(known) <= 1:
         return {name: name for name in known}

@@ -23,13 +23,13 @@ _LONGEST_NS = 4_102_444_800 * _NS
 # git's object names: 40 digits of SHA-1, or 64 of SHA-256
 _MAX_END_CHARS = 60
 _MAX_ENDS = 2
-"""Earlier starts whose ends are told."""
+"""Maximum number of earlier starts to report with their ends."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """What ran, on what, and for how long. Empty, 0 or None: unknown."""
+    """What ran, on what, and for how long. Unknown values are empty, 0 or None."""
 
     task: str = ""
     """Its full name."""
@@ -41,18 +41,18 @@ class JobIdentity:
     seconds: float | None = None
     """From then to the root cause, or to the last failure if the root cause has no time."""
     progress: Progress = field(default_factory=Progress)
-    """Of the last round."""
+    """Progress of the last round."""
     ranks: int = 0
     nodes: int = 0
     at_least: tuple[str, ...] = ()
-    """Those of both, "ranks" and "nodes", of which there may be more."""
+    """Which of "ranks" and "nodes" are only lower limits."""
     gpu_model: str = ""
     gpus: int = 0
-    """Of the nodes that report it."""
+    """Number of GPUs of the nodes that report it."""
     all_gpus: bool = False
     """Whether every node reports it."""
     versions: tuple[tuple[str, str], ...] = ()
-    """Of packages."""
+    """Versions of packages."""
     earlier_starts: tuple[str, ...] = ()
     """How the starts above this one ended, if one log has several."""
     source_url: str = ""

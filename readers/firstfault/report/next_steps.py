@@ -61,7 +61,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     machine = find_machine(job, verdict) if verdict.category in _OF_MACHINES else ""
     if command := engine.kubectl("describe node {}", machine):
         yield Step("its machine's events", command)
-    # the root cause's node, else the suspects', else those that failed
+    # the root cause's node, else the suspects' nodes, else the nodes that failed
     named = [verdict.node] if verdict.node else [suspect.node for suspect in verdict.suspects]
     nodes = dict.fromkeys(
         named or sorted((failure.node for failure in job.failures), key=_split_numbers)
@@ -172,8 +172,8 @@ def _give_advice(case: Case, code: str) -> str:
 
 
 def _advise_on_end(case: Case, code: str) -> str:
-    """Return the advice about a rank that ended on its own, without an error; empty:
-    it's another failure.
+    """Return the advice about a rank that ended on its own, without an error, or an empty string
+    for any other failure.
     """
     root = case.verdict.root
     if root is not None and (program := find_missing_program(root)) is not None:
@@ -195,7 +195,7 @@ def _advise_on_end(case: Case, code: str) -> str:
         return "return a value that pickle can write, such as the path of a file"
     if case.verdict.category != "exit":
         return ""
-    # the line that called sys.exit is known: no log knows more
+    # the line that called sys.exit is known, and no log has more
     if code:
         return "open the code that exited"
     # the last line of its output
@@ -215,7 +215,7 @@ def _name_tool_of_vendor(advice: str, text: str) -> str:
 
 
 def _list_positions(job: JobErrors) -> list[str]:
-    """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
+    """Return the positions of ranks outside of collectives: "rank 0 was at train.py:12 in load"."""
     stood = (
         (failure.rank, locate_main_thread(failure))
         for failure in job.failures

@@ -122,8 +122,8 @@ def _list_unknown_times(verdict: Verdict) -> Iterator[str]:
 
 
 def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
-    """Return what may have terminated a node, by how many of the job's nodes were terminated,
-    and when.
+    """Return what may have terminated a node, according to the number of the job's nodes that were
+    terminated and when.
 
     From inside, an abort, a time limit, a drain and an eviction are the same signal.
     """

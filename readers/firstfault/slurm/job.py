@@ -1,4 +1,4 @@
-"""A job of Slurm: what Slurm knows of it, and how it's requeued."""
+"""A job of Slurm: Slurm's data about it, and how it's requeued."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NO_TASK = "N/A"
 
 
 def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
-    """Return Slurm's number of the job around this process; empty: there is none.
+    """Return Slurm's number of the job around this process, or an empty string outside a job.
 
     A task of an array has a number of its own. The variables of the array may be those of another
     job: sbatch passes on the environment that it was called in, and overrides only those that the
@@ -60,10 +60,10 @@ def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
 
 
 class JobInfo(NamedTuple):
-    """What Slurm knows of a job."""
+    """Slurm's data about a job."""
 
     id: str
-    """As scontrol takes it: "42", "42_7"."""
+    """The id that scontrol accepts: "42", "42_7"."""
     number: str
     """Slurm's number; each task of an array has one."""
     state: str
@@ -71,13 +71,13 @@ class JobInfo(NamedTuple):
     """Slurm's word on why the job is in this state, such as TimeLimit."""
     restarts: int
     start_time: float
-    """Of the last start, in seconds since the Unix epoch; 0: unknown."""
+    """Time of the last start, in seconds since the Unix epoch; 0 if unknown."""
     other_constraint: str
-    """A constraint on where the job runs that isn't a list; empty: none."""
+    """A constraint on where the job runs that isn't a list, or empty if there is none."""
 
 
 def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
-    """Return what Slurm knows of a job.
+    """Return Slurm's data about a job.
 
     Args:
         job_id: "42", or "42_7" for a task of an array.
@@ -85,7 +85,7 @@ def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
             has the array's.
 
     Raises:
-        SlurmError: Slurm doesn't know the job, or doesn't answer.
+        SlurmError: Slurm has no such job, or doesn't answer.
     """
     columns = ",".join(f"{name}:{_WIDTH}" for name in _COLUMNS)
     return parse_job(_query(job_id, "-O", columns), job_id, is_own=is_own)
@@ -97,7 +97,7 @@ class SlurmJob(NamedTuple):
     id: str
 
     def find_exclusion_problem(self, info: JobInfo, node: str) -> str:
-        """Return why the job must not exclude a node from its next start; empty: it can."""
+        """Return why the job must not exclude a node from its next start, or "" if it may."""
         try:
             columns = self._read_columns(*_LONG_COLUMNS)
             nodes, required, excluded = (frozenset(expand_nodes(names)) for names in columns[:3])
@@ -116,15 +116,15 @@ class SlurmJob(NamedTuple):
         return find_exclusion_problem(constraints, node)
 
     def requeue(self, before: JobInfo, *, exclude: str, headline: str) -> list[str]:
-        """Run the job again; return what Slurm refused besides.
+        """Run the job again. Return the changes that Slurm refused.
 
         It can run inside the job that it requeues. The job is never held: if Slurm kills this
         process half-way, the job starts without the change. A requeued job waits two minutes
         (`cred_expire`), long enough to change it.
 
         Args:
-            before: what Slurm knew of the job when the requeue was decided.
-            exclude: a node that the job must not use again; empty: none.
+            before: Slurm's data about the job when the requeue was decided.
+            exclude: a node that the job must not use again, or empty if there is none.
             headline: for the job's comment, unless the comment is another program's: it may be a
                 setting.
 
@@ -208,7 +208,7 @@ def _query(job_id: str, *columns: str) -> str:
 
 
 def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
-    """Return what squeue's rows say about a job; see `read_job`.
+    """Return the data in squeue's rows about a job; see `read_job`.
 
     Raises:
         SlurmError: there is no such row, or several.

@@ -36,7 +36,7 @@ class Constraints(NamedTuple):
     reservation: str
     features: str
     other: str = ""
-    """A constraint that isn't understood here; empty: none."""
+    """A constraint that isn't understood here, or empty if there is none."""
 
 
 class Node(NamedTuple):
@@ -63,7 +63,7 @@ def explain_exclusion_problem(
     reserved: Collection[str] | None,
     connected: Collection[str] | None,
 ) -> str:
-    """Return why the job must not exclude a node; empty: enough nodes are left.
+    """Return why the job must not exclude a node, or an empty string if enough nodes are left.
 
     The job has run on its nodes, so they satisfy it, and so does the same set with other nodes of
     the same kind. No other set is considered, so the constraints needn't be understood.
@@ -72,8 +72,8 @@ def explain_exclusion_problem(
         constraints: of the job.
         bad_node: a node that the job ran on.
         partition_nodes: all nodes of its partition.
-        reserved: nodes that the job can't use because of reservations; None: that's unknown.
-        connected: nodes that a switch connects with the bad node; None: all.
+        reserved: nodes that the job can't use because of reservations, or None if unknown.
+        connected: nodes that a switch connects with the bad node, or None for all nodes.
     """
     if bad_node not in constraints.nodes:
         return "Slurm doesn't list it as a node of this job"
@@ -117,8 +117,8 @@ def _can_replace(node: Node, other: Node, features: str) -> bool:
 
 
 def find_exclusion_problem(constraints: Constraints, bad_node: str) -> str:
-    """Ask Slurm about the job's partition; return why the job must not exclude a node, empty:
-    nothing is against it.
+    """Ask Slurm about the job's partition. Return why the job must not exclude a node, or an empty
+    string if nothing is against it.
     """
     try:
         nodes = parse_nodes(
@@ -151,8 +151,8 @@ def parse_nodes(printed: str) -> list[Node]:
 
 
 def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node]) -> set[str] | None:
-    """Return the nodes that a job can't use now because of reservations; None:
-    its own reservation isn't known.
+    """Return the nodes that a job can't use now because of reservations, or None if its own
+    reservation isn't known.
 
     Args:
         printed: rows of ``sinfo -T``.
@@ -176,7 +176,7 @@ def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node])
 
 
 def _find_connected_nodes(node: str) -> set[str] | None:
-    """Return the nodes that share a switch or block with a node; None: the site has no topology.
+    """Return the nodes that share a switch or block with a node, or None without a topology.
 
     A job can't use nodes that no switch connects.
     """

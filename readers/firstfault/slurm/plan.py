@@ -21,12 +21,12 @@ class RequeuePlan(NamedTuple):
     """What to do with a failed job."""
 
     judgment: Judgment
-    """Of the step that decides."""
+    """The judgment of the step that decides."""
     stop_reason: str
-    """Empty: the job is requeued."""
+    """Empty if the job is requeued."""
     is_counted: bool
     bad_node: str
-    """A node of the job that is proven faulty; empty: none."""
+    """A node of the job that is proven faulty, or empty if there is none."""
 
     def describe(self, job_id: str, exclude: str, *, is_observed: bool) -> str:
         """Return one line about the plan."""
@@ -47,7 +47,7 @@ def make_plan(
     """Return what to do with a job.
 
     Args:
-        job: what Slurm knows of it.
+        job: Slurm's data about it.
         judgments: of the steps that failed in its last start, in their order; at least one.
         count: how many requeues have counted so far.
         max_requeues: how many may count.

@@ -24,14 +24,14 @@ def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -
     """Return the folders in which the steps of one start recorded, in the order of the steps.
 
     Only the steps' own pointers are followed: a name that is guessed from the environment may be
-    another job's. A step whose nodes have no common folder has several, and only those of this node
-    are visible here.
+    another job's. Without a common folder of its nodes a step has several folders, and only those
+    of this node are visible here.
 
     Args:
         job: the job.
         start: how often Slurm had restarted it before.
         run: the run's folder, if the user named it.
-        since: when it started, in seconds since the Unix epoch; 0: unknown.
+        since: when it started, in seconds since the Unix epoch; 0 if unknown.
     """
     if run:
         return [join(run, str(start))]
@@ -49,8 +49,8 @@ def is_visible(attempt: str) -> bool:
 def count_requeues(job: JobInfo, attempts: Iterable[str], run: str = "") -> int:
     """Return how many earlier starts of a job ended with a requeue that counts.
 
-    A requeue whose record isn't visible on this node counts: otherwise a job with folders on its
-    nodes would be requeued without a limit. Requeues by Slurm itself, after a preemption, don't
+    A requeue counts even if its record isn't visible on this node: otherwise a job with folders on
+    its nodes would be requeued without a limit. Requeues by Slurm itself, after a preemption, don't
     count.
 
     Args:

@@ -91,13 +91,13 @@ def open_store(
 
 
 def find_client_problem(text: str) -> str:
-    """Return what is wrong with a value of `CLIENT_VARIABLE`; empty: it is valid."""
+    """Return what is wrong with a value of `CLIENT_VARIABLE`, or an empty string if it is valid."""
     is_valid = not text or text.lower() in CLIENTS
     return "" if is_valid else f"must be {' or '.join(CLIENTS)}, not {text!r}"
 
 
 def _read_client() -> str:
-    """Return the user's choice of `CLIENTS`; empty: none, or an invalid one.
+    """Return the user's choice of `CLIENTS`, or an empty string if it is missing or invalid.
 
     A misspelled name must not lose the documents of a job.
     """

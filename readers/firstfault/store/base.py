@@ -40,8 +40,8 @@ class ReadableStore(Protocol):
         """
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder` (relative), by name; empty if it doesn't exist.
-        Never cached.
+        """Return the objects directly in `folder` (relative) by name, or none if it doesn't exist.
+        The result is never cached.
         """
 
     async def page(self, after: str = "") -> Page:
@@ -69,7 +69,7 @@ class StorageErrorKind(enum.Enum):
     OBJECT_NOT_FOUND = enum.auto()
     BUCKET_NOT_FOUND = enum.auto()
     WRONG_REGION = enum.auto()
-    """The detail is the bucket's region; empty: unknown."""
+    """The detail is the bucket's region; empty if unknown."""
     NO_ANSWER = enum.auto()
     """Transient: the request may succeed if it is sent again."""
     OTHER = enum.auto()
@@ -105,7 +105,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
-        """Return objects directly in `folder`, and the continuation token; empty:
+        """Return objects directly in `folder`, and the continuation token. The token is empty if
         the listing is complete.
 
         A missing folder has no objects. The first token is empty.

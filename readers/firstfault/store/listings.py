@@ -24,8 +24,7 @@ class ObjectInfo:
     size: int
     """Bytes."""
     last_modified_ns: int | None = None
-    """Nanoseconds since the Unix epoch on the storage's clock, often whole seconds; None: unknown.
-    """
+    """Unix time in nanoseconds on the storage's clock, often whole seconds; None if unknown."""
 
     @property
     def base(self) -> str:

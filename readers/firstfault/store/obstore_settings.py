@@ -141,9 +141,7 @@ def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
 
 
 def _build_botocore_provider(session: Any) -> Callable[[], dict[str, Any]]:
-    """Return a provider for profiles, single sign-on and instance roles;
-    looks them up on first use.
-    """
+    """Return a provider for profiles, single sign-on and instance roles, resolved on first use."""
 
     def provide() -> dict[str, Any]:
         found = session.get_credentials()  # cached by the session

@@ -5,7 +5,7 @@ Register it with `register_strategy`, or in the entry-point group ``firstfault.s
 distribution.
 
 - `registry`: finds a strategy by its name.
-- `running`: runs one, and knows which documents it needs.
+- `running`: runs one, and finds the documents that it needs.
 - `verdicts`, `headlines`: build a verdict from a root cause.
 - `rules`: the default strategy, ``evidence``. To add a rule for a new cause, start there. Its
   verdicts are built by `fault_verdict`, `inferred_verdict` and `unknown_verdict`, with `reasons`.

@@ -46,8 +46,8 @@ def _name_operation(progress: CollectiveProgress) -> str:
 
 
 def _find_wait(failure: WorkerError) -> str:
-    """Return the line of the program from which a rank called its last collective; empty:
-    unknown.
+    """Return the line of the program from which a rank called its last collective, or an empty
+    string if it is unknown.
     """
     if failure.exception is not None:
         frames = find_own_frames(failure.exception)

@@ -24,15 +24,15 @@ NO_PROGRESS = "no progress for"
 """Begins the sentence about a stall before the end of a job."""
 MAX_HEADLINE_CHARS = 160
 _MAX_RANKS_IN_TEXT = 8
-"""As many ranks as fit into a line."""
+"""Maximum number of ranks that fit into a line."""
 _WORDS_FOR_INTERRUPTS = {CTRL_C: "Ctrl-C, SIGINT", HANGUP: "SIGHUP, the terminal was closed"}
 _SIGINT_EXITS = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
 """How a process ends after SIGINT. A shell exits with 130."""
 
 
 def name_process(failure: WorkerError) -> str:
-    """Return the name of a failure's process: "rank 3 on worker-1", "the agent of worker-1",
-    "worker-1".
+    """Return the name of a failure's process: "rank 3 on worker-1", "the agent of worker-1" or, for
+    a node, "worker-1".
     """
     node = failure.node
     if failure.rank is not None:
@@ -54,8 +54,8 @@ def build_headline(
     more_ranks: str = "",
     said: str = "",
 ) -> str:
-    """Return one line: what happened, to which ranks (then `more_ranks`),
-    and the first line of the message.
+    """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the
+    message. `said` replaces the message.
 
     `said` replaces the message.
     """
@@ -82,7 +82,7 @@ def build_headline(
 
 
 def describe_failure(root: WorkerError) -> str:
-    """Return what happened to a process, without the process's name; empty: unknown."""
+    """Return what happened to a process, without the process's name, or "" if it is unknown."""
     text = _describe_failure(root)
     if root.place.engine != OF_LOGS or not text:
         return text

@@ -36,7 +36,7 @@ def build_candidates_verdict(
     node_by_rank: dict[int | None, str] = {
         rank: entry.place.node for entry in roster for rank in entry.ranks
     }
-    # a rank that its peers name may have left no document, so only the roster knows its node
+    # a rank that its peers name may have left no document, so only the roster has its node
     placed = [
         item if item.node else replace(item, node=node_by_rank.get(item.rank, ""))
         for item in candidates
@@ -212,8 +212,8 @@ def _find_heaviest_candidates(
 def _find_witnesses(
     candidate: Candidate, classified: Sequence[ClassifiedFailure]
 ) -> tuple[WorkerError, ...]:
-    """Return the evidence: the candidate's own failure, failures that it caused, its node's,
-    or those that name it.
+    """Return the evidence: the candidate's own failure, failures that it caused, its node's
+    failures, or failures that name it.
     """
     if candidate.failure is not None:
         return (candidate.failure,)
@@ -237,8 +237,8 @@ def _find_witnesses(
 
 
 def _fingerprint_position(candidate: Candidate, code: str) -> str:
-    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty:
-    unknown.
+    """Return the fingerprint of the frame in which a rank hung, to compare attempts, or an empty
+    string if the frame is unknown.
     """
     if candidate.failure is None or not (frame := locate_main_thread(candidate.failure).frame):
         return ""

@@ -41,7 +41,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def strip_log_prefixes(text: str, rank: int | None = None) -> str:
-    """Return the first line of a log's text that says something, without its prefixes and drawings.
+    """Return the first informative line of a log's text, without its prefixes and drawings.
 
     Args:
         text: some lines of a log.

@@ -1,6 +1,4 @@
-"""Parts of the verdicts of `evidence`: reasons with the failures that they rest on, suspects,
-and counts.
-"""
+"""Parts of the verdicts of `evidence`: reasons with their failures, suspects and counts."""
 
 from __future__ import annotations
 

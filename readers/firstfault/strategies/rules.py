@@ -105,7 +105,7 @@ class Rule:
     name: str
     """The `rule` of its verdicts."""
     decide: Callable[[Diagnosis], Verdict | None]
-    """Returns the verdict; None: the rule doesn't apply."""
+    """Returns the verdict, or None if the rule doesn't apply."""
     max_confidence: str
     root_cause: str
     """Ends the sentence "The root cause is" in docs/guides/strategies.md."""
@@ -278,9 +278,7 @@ def _judge_own_fault(diagnosis: Diagnosis, *, is_only: bool = True) -> Verdict |
 def _blame(
     find_candidates: Callable[[Diagnosis], list[Candidate]],
 ) -> Callable[[Diagnosis], Verdict | None]:
-    """Return the function of a rule that blames the ranks or nodes that
-    `find_candidates` returns.
-    """
+    """Return the function of a rule that blames the ranks or nodes found by `find_candidates`."""
     return lambda diagnosis: build_candidates_verdict(diagnosis, find_candidates(diagnosis))
 
 
@@ -334,8 +332,8 @@ def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
 
 
 def _find_only_unclear_fault(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
-    """Return the failures of the only fault that may be the root cause; empty: there are several,
-    or one waited.
+    """Return the failures of the only fault that may be the root cause, or an empty list if there
+    are several faults or one waited.
     """
     unclear = diagnosis.exits or diagnosis.unclear
     fingerprints = {item.failure.fingerprint for item in unclear}

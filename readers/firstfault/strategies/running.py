@@ -61,7 +61,8 @@ def run_strategy(
     Args:
         strategy: the strategy.
         job: what was read.
-        diagnosis: of `job`, for a strategy that `takes_diagnosis`; None: it computes its own.
+        diagnosis: the diagnosis of `job`, for a strategy that `takes_diagnosis`. With None it
+            computes its own.
 
     Raises:
         StrategyError: the strategy raised, or didn't return a Verdict.

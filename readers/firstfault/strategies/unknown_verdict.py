@@ -34,7 +34,7 @@ def build_unknown_cause_verdict(
         Suspect(item.why, item.rank, item.node or None) for item in candidates
     ] + reasons.to_suspects(exits)
     waits = _describe_waits(diagnosis)
-    # what ranks waited for may be many, of which a text names one
+    # ranks may have waited for many others, but a text names only one
     suspects = suspects[: reasons.MAX_SUSPECTS] or ([] if waits else _list_blamed(diagnosis))
     by_time = reasons.get_time_sort_key
     likeliest = min(
@@ -93,8 +93,8 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
 
 
 def _describe_common_failure(job: JobErrors) -> str:
-    """Return the exception that all ranks or agents raised: "all 4 ranks: RuntimeError: Timed out";
-    empty: none.
+    """Return the exception that all ranks or agents raised, "all 4 ranks: RuntimeError: Timed out",
+    or an empty string if there is none.
     """
     ranks = {failure.rank for failure in job.failures if failure.rank is not None}
     world_size = max((failure.place.world_size for failure in job.failures), default=0)
@@ -113,8 +113,8 @@ def _describe_common_failure(job: JobErrors) -> str:
 
 
 def _describe_waits(diagnosis: Diagnosis) -> str:
-    """Return what ranks waited for, if nothing else failed: "5 of 8 workers joined"; empty:
-    unknown.
+    """Return what ranks waited for if nothing else failed, "5 of 8 workers joined", or an empty
+    string if it is unknown.
     """
     failures = diagnosis.job.failures
     is_wait = any(item.waited or item.signature == STORE_WAIT for item in diagnosis.classified)

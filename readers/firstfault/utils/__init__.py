@@ -1,1 +1,1 @@
-"""Tools that know nothing of jobs and failures: text, loggers, async calls, TOML, lazy imports."""
+"""Tools independent of jobs and failures: text, loggers, async calls, TOML, lazy imports."""

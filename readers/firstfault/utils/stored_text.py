@@ -18,8 +18,8 @@ def clean(text: str, limit: int) -> str:
 
 
 def clean_end(text: str, limit: int) -> str:
-    """As `clean`, but return the end of `text`: whole lines,
-    if the last one isn't longer than `limit`.
+    """Do the same as `clean`, but return the end of `text`: whole lines, unless the last one is
+    longer than `limit`.
     """
     most = 4 * limit
     end = text[-most:]

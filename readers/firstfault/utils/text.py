@@ -43,7 +43,7 @@ def one_line(text: str, limit: int = 200) -> str:
     if len(line) <= limit:
         return line
     room = max(limit - 3, 0)
-    # of a long word, such as a path, the begin says more than nothing
+    # the beginning of a long word, such as a path, is better than nothing
     end = line.rfind(" ", max(room - _MAX_WORD, room // 2), room + 1)
     return (line[: end if end > 0 else room].rstrip() + "...")[:limit]
 
@@ -52,8 +52,7 @@ _FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
 
 
 def extract_sentence(message: str) -> str:
-    """Return the first line of an exception's message, without flytekit's prefix ("USER:X:
-    error=").
+    """Return the first line of an exception's message without flytekit's prefix, "USER:X: error=".
 
     A line that ends with a colon announces the next one, which follows.
     """

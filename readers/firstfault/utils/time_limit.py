@@ -1,4 +1,4 @@
-"""A time limit that says what it is for."""
+"""A time limit with a description of its purpose."""
 
 from __future__ import annotations
 

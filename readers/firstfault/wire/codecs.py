@@ -36,7 +36,7 @@ class ValueCodec:
     is_redacted: bool = False
     """Whether writing removes credentials."""
     max_size: int | None = None
-    """Maximum of characters or items when written; None: only the type limits it."""
+    """Maximum number of characters or items when written, or None if only the type limits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Field:
     """The model's attribute."""
     codec: ValueCodec
     wire: str = ""
-    """The protobuf field; empty: the same name."""
+    """The protobuf field, or empty if it has the same name."""
     json: str = ""
-    """Key in a report's JSON; empty: the report has no such key."""
+    """Key in a report's JSON, or empty if the report has no such key."""
 
 
 class FieldTable:
@@ -156,7 +156,7 @@ RANK = ValueCodec(_rank, _identity, is_optional=True)
 LONG = ValueCodec(partial(_clamp, MAX_LONG), _identity)
 OPTIONAL_LONG = replace(LONG, is_optional=True)
 TIME = ValueCodec(lambda value: LONG.write(value or 0), lambda value: value or None)
-"""Nanoseconds; 0 on the wire: unknown."""
+"""Nanoseconds; 0 on the wire if unknown."""
 
 
 def enum_codec(numbers: Mapping[Any, int], unknown: Any) -> ValueCodec:

@@ -21,7 +21,7 @@ from firstfault.model import Collective, CollectiveProgress
 from firstfault.model.failure import DEFAULT_GROUP, format_group_name
 
 MAX_COLLECTIVES_KEPT = 8
-"""Latest collectives kept per group, besides the first incomplete one."""
+"""Latest collectives kept per group, in addition to the first incomplete one."""
 MAX_SIZES_CHARACTERS = 200
 """Limit for a collective's sizes: an all_gather lists one per rank."""
 MAX_LIST_ITEMS = 64

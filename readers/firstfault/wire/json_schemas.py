@@ -1,5 +1,5 @@
-"""The JSON schemas of a verdict and a decision, ``firstfault.verdict/v1``, and of a restart,
-``firstfault.restart/v1``.
+"""The JSON schemas ``firstfault.verdict/v1``, for a verdict and a decision, and
+``firstfault.restart/v1``, for a restart.
 
 A table lists the keys of each object; it writes, reads and describes the object.
 """
@@ -60,16 +60,16 @@ class JsonField:
     key: str
     json_type: JsonType
     name: str = ""
-    """The model's attribute; empty: same as the key."""
+    """The model's attribute, or empty if it is the same as the key."""
     is_flat: bool = False
     """Whether the keys of the nested object are attributes of the surrounding model."""
     default: Any = None
-    """Its JSON value in documents of earlier versions, which lack the key; None:
-    no version lacked it.
+    """Its JSON value in documents of earlier versions without the key, or None if no
+    version lacked the key.
     """
     meaning: str = ""
-    """What the JSON Schema and docs/reference/format.md have about it; empty: nothing.
-    ``python tools/describe_fields.py`` writes it there.
+    """What the JSON Schema and docs/reference/format.md have about it, or empty if they have
+    nothing. ``python tools/describe_fields.py`` writes it there.
     """
 
     @property
@@ -350,9 +350,7 @@ def from_json(text: str) -> tuple[Verdict, Decision] | None:
 
 
 def restore_seal(name: str, text: str) -> Seal | None:
-    """Return the seal whose JSON this is, from a file that has nothing else;
-    None for any other text.
-    """
+    """Return the seal in a JSON file that contains nothing else, or None for any other text."""
     if (sealed := from_json(text)) is None:
         return None
     verdict, decision = sealed

@@ -1,4 +1,4 @@
-"""Find the tasks of Spark whose exceptions its driver prints, each perhaps several times."""
+"""Find the failed tasks of Spark. Its driver may print the exception of a task several times."""
 
 from __future__ import annotations
 

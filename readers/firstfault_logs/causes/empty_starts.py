@@ -31,7 +31,7 @@ def _job_number() -> re.Pattern[str]:
 
 
 def find_empty_starts(attempts: Sequence[Attempt]) -> list[int]:
-    """Return the attempts, by their place in the list, that are only the end of the one before.
+    """Return the indices of attempts that are only the end of the previous attempt.
 
     A start is followed by steps, lines of ranks, a failure of its own, a later date, or another
     job's number.

@@ -23,7 +23,7 @@ def ends_resource(exception: ExceptionInfo) -> bool:
 
 
 def find_specific_category(exception: ExceptionInfo) -> str:
-    """Return the category of a fault that the text of an exception identifies; empty: none."""
+    """Return the category of a fault that an exception's text identifies, or "" without one."""
     first = find_first_cause(exception)
     judged = classify(first.message, first.type, (*first.bases, "BaseException"))
     is_fault = judged.role is Role.PRIMARY and judged.is_specific

@@ -1,4 +1,4 @@
-"""Tell logged exceptions that a training survived from those that ended a process."""
+"""Distinguish logged exceptions that a training survived from exceptions that ended a process."""
 
 from __future__ import annotations
 

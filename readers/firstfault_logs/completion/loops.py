@@ -18,9 +18,9 @@ _MAX_CONFIGURED = 8
 _BRACKET_CHARS = 40
 """Characters at the begin of a line in which a counter in brackets ends."""
 _MIN_FROM_ZERO = 10
-"""Of fewer rounds the last but one would often be taken for the last one of a counter from 0."""
+"""With fewer rounds, the last but one would often be taken for the last one of a counter from 0."""
 NO_EPOCH = -1
-"""Of a line that shows no epoch."""
+"""The epoch of a line that shows none."""
 _EPOCH = "epoch"
 _STEP = "step"
 
@@ -39,7 +39,7 @@ _CONFIGURED_COUNT = LazyPattern(
         """
 )
 
-# The epochs of a training as a range, from the first one to the one behind the last
+# The epochs of a training as a range, from the first epoch to one past the last
 _STEP_RANGE = LazyPattern(
     r"""(?i)
             \bstart[ _-]?epoch\W{1,3}(?P<begin>\d{1,6})\W{1,3}end[ _-]?epoch\W{1,3}(?P<end>\d{1,6})\b
@@ -67,7 +67,7 @@ class CounterValue(NamedTuple):
     what: str
     step: int
     total: int
-    """0: the line doesn't show it."""
+    """0 if the line doesn't show it."""
 
 
 def list_counters(text: str) -> Iterator[CounterValue]:
@@ -88,10 +88,10 @@ class Loop:
 
     what: str
     total: int
-    """0: the line doesn't show it."""
+    """0 if the line doesn't show it."""
     step: int
     number: int
-    """Of the line in which it had this step."""
+    """Number of the line in which it had this step."""
     first: int
     """The first step that was seen."""
     began_again: bool = False
@@ -189,7 +189,7 @@ class Loops:
             return False
         begin = int(found["begin"])
         end = int(found["end"])
-        # with another begin, the end may be the last epoch, or the one behind it as in Python's
+        # with another begin, the end may be the last epoch, or one past it as in Python's
         # range
         if begin == 0 and end:
             self.configured.setdefault(_EPOCH, set()).add(end)
@@ -243,8 +243,8 @@ class Loops:
                 totals.add(int(found["total"].replace(",", "")))
 
     def find_finished(self) -> Loop | None:
-        """Return the counter of the outer loop at its end; None: there's none,
-        or another one isn't at its end.
+        """Return the counter of the outer loop at its end, or None if there is none or another
+        counter isn't at its end.
         """
         if len(self._loops) >= _MAX_LOOPS:
             return None

@@ -51,8 +51,8 @@ SHUTDOWN_NOISE = LazyPattern(
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return records without tracebacks that ended no process.
 
-    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line
-    above reports as handled.
+    These are exceptions of finalizers ("Exception ignored in") and threads, and exceptions that the
+    line above reports as handled.
     """
     kept: list[LogRecord] = []
     announced: set[Label] = set()

@@ -24,7 +24,7 @@ _NOT_OF_TRAINING = LazyPattern(
 
 
 def find_training_step(record: LogRecord) -> Progress | None:
-    """Return the step of a training in a line; None: it has none, or one of an evaluation."""
+    """Return the training step in a line, or None if it has none or that of an evaluation."""
     progress = progress_in(record)
     if progress is None or is_noise(record.text):
         return None
@@ -34,9 +34,9 @@ def find_training_step(record: LogRecord) -> Progress | None:
 def drop_steps_of_peers(tail: Sequence[LogRecord], number: int) -> Sequence[LogRecord]:
     """Return the lines without steps below an end that show no further work; otherwise all lines.
 
-    A program whose stdout is a file or a pipe may print all its lines when it exits, so each rank's
-    steps are in one piece. Steps below the end belong to the same training if each line has a rank,
-    each rank's steps are above or below the end, and all ranks stop at the same step.
+    A program may print all its lines when it exits if its stdout is a file or a pipe, so each
+    rank's steps are in one piece. Steps below the end belong to the same training if each line has
+    a rank, each rank's steps are above or below the end, and all ranks stop at the same step.
 
     Args:
         tail: the last lines of a file, in order.
@@ -67,7 +67,7 @@ def drop_steps_of_peers(tail: Sequence[LogRecord], number: int) -> Sequence[LogR
 
 
 def _find_rank(record: LogRecord) -> int | None:
-    """Return the rank that a line names as that of its process; None: it names none."""
+    """Return the rank that a line gives as its process's, or None if it gives none."""
     if record.label.rank is not None:
         return record.label.rank
     forms = (LOGGED_RANK, DECLARED_RANK)

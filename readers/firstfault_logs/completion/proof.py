@@ -1,4 +1,4 @@
-"""Weighs what an attempt's logs say about its completion, and what speaks against it."""
+"""Weighs the evidence for and against an attempt's completion in its logs."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ class CompletionProof:
     kind: CompletionKind
     file: str
     number: int
-    """Of the first line that proves it; failures below are of the teardown."""
+    """Number of the first line of the proof. Failures below it are of the teardown."""
     last: int
-    """Of the last one."""
+    """Number of the last line of the proof."""
     text: str
     doubt: str = ""
     """A line below that reports a failure."""
@@ -122,7 +122,7 @@ class CompletionProof:
 
 
 def find_completion(attempt: Attempt) -> CompletionProof | None:
-    """Return the proof that an attempt had finished; None: nothing proves it."""
+    """Return the proof that an attempt had finished, or None if there is none."""
     for file, _, report in attempt.reports:
         if report.kind is ReportKind.SUCCEEDED:
             return CompletionProof(
@@ -203,7 +203,7 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
 
 
 def _find_noise(records: Sequence[LogRecord]) -> str:
-    """Return the last line about an exception that ended nothing; empty: there's none."""
+    """Return the last line about an exception that ended nothing, or "" if there is none."""
     found = (
         record.text for record in reversed(records) if EXCEPTION_LINE.match(record.text.strip())
     )
@@ -238,9 +238,7 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
 def _is_below_training(
     streams: Sequence[Stream], tail: Sequence[LogRecord], end: LogRecord
 ) -> bool:
-    """Whether a line is below all steps of a training: a phase before or between steps may succeed,
-    too.
-    """
+    """Whether a line is below all steps of a training. Earlier phases may succeed, too."""
     has_trained = any(stream.progress is not None for stream in streams)
     return has_trained and not any(
         one.number > end.number and _is_step_of_training(one) for one in tail
@@ -254,9 +252,7 @@ def _is_step_of_training(record: LogRecord) -> bool:
 def _list_candidates(
     streams: Sequence[Stream], tails: Sequence[Sequence[LogRecord]]
 ) -> Iterator[tuple[CompletionKind, LogRecord]]:
-    """Yield the lines that may prove a completion: at the end of each stream,
-    and those that were kept from above.
-    """
+    """Yield lines that may prove a completion: the ends of streams, and lines kept from above."""
     last_lines: list[LogRecord] = []
     for stream, tail in zip(streams, tails, strict=True):
         near_end = list(

@@ -42,8 +42,8 @@ def get_shape(text: str) -> str:
 
 
 def find_end_of_last_round(tail: Iterable[LogRecord], loop: Loop) -> LogRecord | None:
-    """Return the line with which the last round of a loop ends, as earlier rounds ended; None:
-    it may be cut off.
+    """Return the line with which the last round of a loop ends, as earlier rounds ended, or None if
+    that line may be cut off.
 
     Args:
         tail: the last lines of a stream.
@@ -76,7 +76,7 @@ def _has_words(record: LogRecord, end: LogRecord) -> bool:
 
 
 def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
-    """Return the bar without a name of the outer loop at its end; None: there's none.
+    """Return the bar without a name of the outer loop at its end, or None if there is none.
 
     It's the only one of its length, and a counter that is printed without its total ended with it.
     """
@@ -143,7 +143,7 @@ def _split(tail: Iterable[LogRecord], loop: Loop) -> Iterator[list[LogRecord]]:
 
 
 def _find_step(text: str, loop: Loop) -> int | None:
-    """Return the value of a loop's counter in a line; None: the line has none."""
+    """Return the value of a loop's counter in a line, or None if the line has none."""
     for counter in list_counters(text):
         if (counter.what, counter.total) == (loop.what, loop.total):
             return counter.step

@@ -55,8 +55,8 @@ _MENTIONED_STEP = LazyPattern(r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|s
 
 
 def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
-    """Return the line of a summary below the last step, which no round before had; None:
-    there's none.
+    """Return the line of a summary below the last step that no earlier round had, or None if there
+    is no such line.
 
     Args:
         tail: the last lines of a stream.

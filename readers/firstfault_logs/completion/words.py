@@ -1,5 +1,5 @@
-"""What one line says about the end of a job: the words of a completion,
-and lines that mean nothing below one.
+"""What one line reports about the end of a job: the words of a completion, and lines that mean
+nothing below one.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def may_report_completion(text: str) -> bool:
 
 
 def find_completion_kind(text: str) -> CompletionKind | None:
-    """Return what a line says about the end of the whole job; None: nothing."""
+    """Return what a line reports about the end of the whole job, or None if it reports nothing."""
     if not may_report_completion(text) and not any(mark in text for mark in _FURTHER_MARKS):
         return None
     text = text.removeprefix("[after ")  # a mark between two parts of a program

@@ -45,9 +45,7 @@ _LEVEL_CHARS = 200
 
 @cache
 def _exception_line() -> Pattern:
-    """Match the last line of a traceback, or a word with which a program says
-    that it can't continue.
-    """
+    """Match the last line of a traceback, or a word that means that a program can't continue."""
     return Pattern(
         r"^\W*(?-i:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal"
         r" |FATAL|terminate called)"
@@ -83,8 +81,8 @@ def digest_logs(
     """Return what a brief quotes from the logs of a job.
 
     Args:
-        sources: as of `firstfault_logs.snapshot_of`.
-        wanted: by file, the ranges of lines to quote with the lines around them.
+        sources: the same as for `firstfault_logs.snapshot_of`.
+        wanted: for each file, the ranges of lines to quote with the lines around them.
         reads_all: read blocks without a failure, too: to compare logs.
     """
     collector = _DigestCollector({file: list(ranges) for file, ranges in wanted.items()})
@@ -208,7 +206,7 @@ class _DigestCollector(LogCollector):
             found.processes.add(lines[-1].process)
 
     def _fold(self, line: QuotedLine, weight: Weight) -> None:
-        """Keep a line that stands out, or count it as one more of its kind."""
+        """Keep a noteworthy line, or count it as one more of its kind."""
         template = make_template(line.text)
         found = self.digest.folded.get(template)
         if found is None:
@@ -234,7 +232,7 @@ class _DigestCollector(LogCollector):
 
 
 def _weigh(line: QuotedLine) -> Weight | None:
-    """Return how much a line matters; None: it doesn't stand out."""
+    """Return how much a line matters, or None if it isn't noteworthy."""
     text = line.text
     if _exception_line().search(text) is not None or parse_report(line.number, text) is not None:
         return Weight.FATAL
@@ -249,7 +247,7 @@ def _weigh(line: QuotedLine) -> Weight | None:
 
 
 def _name(label: Label) -> str:
-    """Return the name of a process as its lines show it; empty: they don't."""
+    """Return the name of a process as its lines show it, or an empty string if they don't."""
     if label.rank is not None:
         return f"rank {label.rank}"
     if label.task is not None:

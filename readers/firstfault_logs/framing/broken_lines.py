@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MAX_JOINED_CHARS = 1000
 _MAX_LABELS = 20_000
-"""Processes with a traceback whose begin is kept."""
+"""Maximum number of processes for which the beginning of a traceback is kept."""
 _HEADER = f"{TRACEBACK}:"
 
 
@@ -70,8 +70,7 @@ class PrefixedTracebacks:
 
     def __init__(self) -> None:
         self._prefixes: dict[Label, str] = {}
-        """By label, the prefix of the last traceback: all lines of one record have the same time.
-        """
+        """Prefix of the last traceback by label. All lines of one record have the same time."""
 
     def cut(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""
@@ -95,7 +94,7 @@ class BrokenLines:
         """By label, the begin of a line."""
         self._tasks: set[int] = set()
         self._in_traceback: set[Label] = set()
-        """Labels whose last whole line was a frame or the source below it."""
+        """Labels with a last whole line that was a frame or the source below it."""
 
     def join(self, record: LogRecord) -> Iterator[LogRecord]:
         """Yield whole lines; the begin of a line is kept until the next one of its label."""

@@ -212,7 +212,7 @@ def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the object that a line consists of; empty: it's none."""
+    """Return the object that a line consists of, or an empty dictionary if it isn't an object."""
     if not text.startswith("{") or not text.rstrip().endswith("}"):
         return {}
     try:

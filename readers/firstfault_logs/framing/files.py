@@ -23,7 +23,7 @@ _BEGIN_CHARS = 200
 _KERNEL_BYTES = 16 * 1024
 """At the begin of a file that may be a kernel's log."""
 _KERNEL_SHARE = 0.9
-"""Of the lines that have a kernel's prefix."""
+"""Share of the lines with a kernel's prefix."""
 
 
 # Begins the name of a log with the number of a job.
@@ -118,7 +118,7 @@ def _may_be_log(path: Path) -> bool:
         with open_log(path) as stream:
             begin = stream.read(_BEGIN_CHARS)
     except (FirstFaultError, OSError, EOFError, zlib.error, lzma.LZMAError):
-        return True  # whoever reads it, says why it can't be read
+        return True  # reading it reports why it can't be read
     return _NO_LOG_BEGIN.match(begin.decode("utf-8", "replace")) is None
 
 
@@ -152,7 +152,9 @@ _KERNEL_WORDS = LazyPattern(r"""
 
 
 def _find_node_of_system_log(path: Path) -> str | None:
-    """Return the node in the name of a log that isn't a job's; empty: none; None: it's a job's."""
+    """Return the node in the name of a system log, an empty string if the name has none, or None if
+    the file is a log of a job.
+    """
     if found := _SYSTEM_LOG.match(path.stem):
         return found["node"]
     if not _is_of_kernel(path):

@@ -25,11 +25,11 @@ class FirstRanks:
     """Takes the lines of one launcher: on one node, or of the whole job."""
 
     first: int | None = None
-    """Rank of the worker with local rank 0; None: not known."""
+    """Rank of the worker with local rank 0; None if unknown."""
     workers: int = 0
-    """Of the node; 0: no line states it."""
+    """Number of workers of the node, or 0 if no line states it."""
     local_rank_by_pid: dict[int, int] = field(default_factory=dict)
-    """Of the processes that the launcher started."""
+    """Local ranks of the processes that the launcher started, by process id."""
     local_ranks: set[int] = field(default_factory=set)
     """Those that workers printed."""
     _node: int = 0
@@ -52,10 +52,10 @@ class FirstRanks:
             self.local_ranks.update(rank for rank in ranks if rank < _MAX_WORKERS)
 
     def find_first(self, world_size: int) -> int | None:
-        """Return the rank of the worker with local rank 0; None: not known.
+        """Return the rank of the worker with local rank 0, or None if it isn't known.
 
         Args:
-            world_size: as the log states it; 0: it doesn't.
+            world_size: the value in the log, or 0 if the log has none.
         """
         if self.first is None and world_size and self.local_ranks == set(range(world_size)):
             return 0  # as many workers as the job has are on this node

@@ -179,7 +179,7 @@ _CRI_PREFIX = LazyPattern(r"(?:stdout|stderr)[ ][FP][ ]")
 # A label with a node and the number of a task on it or in the job: "10.0.0.249 [0]".
 _NUMBERED_NODE = LazyPattern(r"(?P<node>[\w.-]{1,120})[ ]?[\[(\#](?P<number>\d{1,5})[\])]?:?")
 
-# A level in a label: what stands before it is a logger's name.
+# A level in a label. The text before it is a logger's name.
 _LEVEL_IN_LABEL = LazyPattern(r"\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
 
 # A level before a date, at the begin of a line.
@@ -197,7 +197,7 @@ class Prefixes:
     is_number: bool = False
     """Whether labels are numbers of tasks."""
     year: int = 0
-    """For times that have none; 0: not known."""
+    """The year for times without one; 0 if unknown."""
     is_learned: bool = False
     """Whether these are all prefixes of the log."""
     inner: Prefixes | None = None
@@ -325,7 +325,7 @@ _NO_PREFIX = LazyPattern(r"""(?i)
 )\s*$
 """)
 
-# What stands before a frame in the same line.
+# The text before a frame in the same line.
 _BEFORE_FRAME = LazyPattern(r'^(?P<before>.{1,120}?)[ ][ ]File[ ]"[^"]+",[ ]line[ ]\d+')
 
 
@@ -476,8 +476,8 @@ def _to_ns(date: str, time: str, part: str | None, zone: str | None) -> int | No
 
 
 def parse_time_ns(text: str) -> int | None:
-    """Return the time with which a text begins, nanoseconds since the Unix epoch; None:
-    it begins with none.
+    """Return the time with which a text begins, nanoseconds since the Unix epoch, or None if the
+    text doesn't begin with a time.
     """
     found = _STAMP.match(text)
     return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None

@@ -142,15 +142,15 @@ def decompress(stream: io.BufferedReader[Any], name: str) -> IO[bytes]:
     """Return the uncompressed bytes of a stream, or the stream itself; `name` is for the error.
 
     Raises:
-        BadDocumentError: as of `open_log`.
+        BadDocumentError: for the same reasons as `open_log`.
     """
     unpack = _find_unpacking(stream.peek(8), name)
     return stream if unpack is None else unpack(stream)
 
 
 def _find_unpacking(begin: bytes, name: str) -> Callable[[Any], IO[bytes]] | None:
-    """Return the function that opens a compressed file with these first bytes; None:
-    it isn't compressed.
+    """Return the function that opens a compressed file with these first bytes, or None if these
+    aren't the bytes of a compressed file.
     """
     if begin.startswith(_ZSTANDARD):
         try:
@@ -163,7 +163,7 @@ def _find_unpacking(begin: bytes, name: str) -> Callable[[Any], IO[bytes]] | Non
 
 
 def find_unpack_command(begin: bytes, path: str) -> str:
-    """Return the command that unpacks an archive; empty: it's none.
+    """Return the command that unpacks an archive, or an empty string if the file isn't one.
 
     Args:
         begin: the first bytes of the archive, decompressed.
@@ -187,7 +187,7 @@ class Utf8Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read at most as many bytes as fit; 0: the text has ended."""
+        """Read at most as many bytes as fit. Return their number, which is 0 at the end."""
         while not self._rest:
             data = self._stream.read1(_BLOCK)
             self._rest = self._decoder.decode(data, final=not data).encode("utf-8", "replace")

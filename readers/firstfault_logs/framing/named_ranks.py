@@ -10,5 +10,5 @@ DECLARED_RANK = LazyPattern(r"""
 (?i:(?:global[_ ]?)?rank|process_index(?:\(\))?)\W{1,2}(?P<rank>\d{1,6})\b
 """)
 
-# A program's own logger puts the rank before a line of a process whose number is known.
+# A program's own logger puts the rank before a line of a process with a known number.
 LOGGED_RANK = LazyPattern(r"^[\w\s:.,-]{0,30}\[(?i:worker|rank)[ :=](?P<rank>\d{1,6})\]")

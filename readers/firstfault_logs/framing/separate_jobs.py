@@ -60,11 +60,11 @@ def _inside_of_output() -> re.Pattern[str]:
 
 
 def describe_cut(first_lines: Iterable[str], last_lines: Iterable[str]) -> str:
-    """Return that a log is cut at its beginning, its end or both; empty: nothing shows that.
+    """Return a sentence that a log is cut at its beginning, its end or both, or "" if it isn't.
 
     Args:
-        first_lines: of each file of the job.
-        last_lines: the same.
+        first_lines: the first lines of each file of the job.
+        last_lines: the last lines of each file.
     """
     is_cut = _inside_of_output().match
     begins = any(map(is_cut, first_lines))

@@ -60,7 +60,7 @@ class SizeMarks:
     """What the lines of a log state about the size of their job."""
 
     ranks: int = 0
-    """0: no line states it; the same below."""
+    """Number of ranks, or 0 if no line states it; the values below are alike."""
     nodes: int = 0
     workers_per_node: int = 0
     named_ranks: set[int] = field(default_factory=set)
@@ -95,14 +95,14 @@ class SizeMarks:
 
     @property
     def stated_ranks(self) -> int:
-        """How many ranks the job has according to its lines; 0: none states it."""
+        """How many ranks the job has according to its lines, or 0 if no line states it."""
         return max(self.ranks, self.workers_per_node * self.nodes)
 
     def build_size(self, ranks: Collection[int], machines: Collection[str]) -> JobSize:
-        """Return the size of the job: what its lines state, else at least what they show.
+        """Return the size of the job as its lines state it, else a lower limit from its processes.
 
         Args:
-            ranks: those that processes have.
+            ranks: the ranks that processes have.
             machines: names of machines that launchers and schedulers print.
         """
         seen = 1 + max({*ranks, *self.named_ranks}, default=-1) if ranks else 0

@@ -58,8 +58,8 @@ class Clocks:
         return 0 if one is None or other is None else one.ahead_ns(other)
 
     def interval_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
-        """Return the bounds of the time from the first record to the second, nanoseconds; negative:
-        reversed order.
+        """Return the bounds of the time from the first record to the second, in nanoseconds.
+        Negative values mean that the second record is the earlier one.
 
         None if a failure has no recorded time, or the offset of a node's clock isn't known.
         """
@@ -179,14 +179,14 @@ class _Earliest:
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
     def elsewhere(self, clock: str) -> int | None:
-        """Return the earliest time by the storage's clock, without moments by `clock`; None:
-        no such moment.
+        """Return the earliest time by the storage's clock, without moments by `clock`, or None if
+        there is no such moment.
         """
         return next((moment for moment, other in self._stored if not clock or other != clock), None)
 
 
 def _get_clock(failure: WorkerError) -> str:
-    """Return the id of the boot that a failure's monotonic time counts from; empty:
+    """Return the id of the boot that a failure's monotonic time counts from, or an empty string if
     it has no monotonic time.
     """
     return failure.boot_id if failure.monotonic_ns is not None else ""

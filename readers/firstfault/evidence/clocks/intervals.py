@@ -30,8 +30,8 @@ class Interval:
 
 
 def bound_failure_time(moment_ns: int, failure: WorkerError) -> Interval:
-    """Return the bounds of a failure recorded at `moment_ns`:
-    exact if the failed process recorded it, else earlier.
+    """Return the bounds of a failure's time. They are exact if the failed process recorded
+    `moment_ns`; otherwise the failure may have been earlier.
     """
     if failure.writer in {Writer.WORKER, Writer.STOCK}:
         late = 0 if failure.subject is Subject.WORKER else _MAX_LOSS_NOTICE_NS

@@ -91,7 +91,7 @@ def _get_event_time(
         return None, None
     apart = Interval(0, 0) if failure is origin else clocks.interval_between(origin, failure)
     if apart is not None:
-        # an agent notices an exit late, but knows when it stopped a process
+        # an agent notices an exit late, but records when it stopped a process
         early = 0 if failure.stopped_by_agent else clocks.noticed_after_ns(failure)
         late = (
             0 if failure is origin or origin.stopped_by_agent else clocks.noticed_after_ns(origin)

@@ -15,7 +15,7 @@ _STATE_OF_CLASS = {
 
 
 def find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:
-    """Return the state that the verdict gives a failure, else the one of its class."""
+    """Return the state that the verdict gives a failure or, without one, the state of its class."""
     failure_class = judged.failure_class
     is_sure = verdict.scope is not Scope.UNDETERMINED
     # first of all: a root cause that hung was stopped by its agent, too, and would be STOPPED below

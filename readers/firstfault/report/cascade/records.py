@@ -25,13 +25,15 @@ class Event:
     failure: WorkerError
     state: State
     at_ns: int | None
-    """Nanoseconds after the origin, the best estimate; negative: before. None: unknown."""
+    """Best estimate of its time, nanoseconds after the origin, or negative if it is before the
+    origin; None if unknown.
+    """
     bounds: Interval | None
-    """Bounds of that time; None: the clocks could not be compared."""
+    """Bounds of that time, or None if the clocks could not be compared."""
     is_origin: bool = False
     """Times are counted from it."""
     from_root: bool = True
-    """As `Cascade.from_root`."""
+    """The same as `Cascade.from_root`."""
 
     @property
     def key(self) -> tuple[str, State]:
@@ -102,16 +104,14 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Its state; of a job that was ended from outside, how: nothing failed,
-        so nothing is its root cause.
+        """The state, or in a job that was ended from outside how it ended, because such a job has
+        no root cause.
         """
         code = "" if self.first is None or self.ranks or self.nodes else self.first.failure.code
         return JOB_END_WORDS.get(code, self.state.value)
 
     def who(self, limit: int = 0) -> str:
-        """Return its ranks, else its node, else how many processes it has; `limit`:
-        as `format_ranks`.
-        """
+        """Return its ranks, its node or its number of processes. `limit` is for `format_ranks`."""
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
         if len(self.nodes) == 1 or self.label != self.state.value:
@@ -128,7 +128,7 @@ class RankState:
     node: str = ""
     local_rank: int | None = None
     group: int | None = None
-    """Number of its group; None: it has no error."""
+    """Number of its group, or None if it has no error."""
     delay: str = ""
     line: str = ""
 
@@ -139,9 +139,7 @@ class NodeState:
 
     name: str
     state: State | None
-    """ROOT or SUSPECT if the node itself is one, UNREPORTED, or FINISHED; None:
-    it reported a failure.
-    """
+    """ROOT or SUSPECT if the node itself is one, UNREPORTED, FINISHED, or None after a failure."""
     group_rank: int | None = None
     ranks: tuple[int, ...] = ()
     note: str = ""

@@ -95,7 +95,7 @@ def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
         and len(timed_nodes - {""}) < 2  # noqa: PLR2004 - to compare
     ):
         unknown = set()  # in a log, a process without a node may be on any
-    if unknown:  # the unknown clock may be the one that all are compared with
+    if unknown:  # the unknown clock may be the reference of all comparisons
         unknown = {node for node in timed_nodes if not clocks.offset(node).is_known} or unknown
     widths = [
         event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None

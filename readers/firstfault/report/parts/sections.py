@@ -52,14 +52,14 @@ class Sections:
     answers: tuple[Fact, ...]
     """What a person asks first: Cause, Where, Retry, Next, Unknown, Attempts."""
     facts: tuple[Fact, ...]
-    """About the root cause, without those that are in the answers."""
+    """Facts about the root cause that the answers don't contain."""
     commands: Section
     changes: Section
     """What changed from each attempt to the next."""
     code: Section
     """The program's own frames."""
     stack: Section
-    """Of a root cause without a traceback."""
+    """The stack of a root cause without a traceback."""
     message: Section
     """Its text; for a hang without the stack at its end."""
     log: Section
