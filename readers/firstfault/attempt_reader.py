@@ -24,7 +24,6 @@ from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import Store, open_store
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
 from firstfault.utils.run_sync import run_sync
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 from firstfault.wire.json_schemas import from_json, restore_seal
 
 _SEALED = model.DocumentRef(ERROR_FILE)
@@ -37,6 +36,11 @@ async def read_sealed_judgment(uri: str) -> Judgment | None:
     Raises:
         StoreUnavailableError: the storage doesn't answer.
     """
+    from firstfault.wire.documents import (  # noqa: PLC0415 - logs are read without documents
+        MAX_DOCUMENT_BYTES,
+        decode,
+    )
+
     try:
         async with open_store(uri) as store:
             seal = decode(await store.get(ERROR_FILE, limit=MAX_DOCUMENT_BYTES), _SEALED)

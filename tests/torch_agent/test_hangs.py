@@ -305,8 +305,8 @@ def test_a_rank_whose_function_had_returned() -> None:
     told = _told({5: worker(5, begun=40, stack=RETURNED)}, is_starting=True)
     assert told.lines[1] == "rank 5: its function had returned, for at least 58 s"
     assert told.straggler == "rank 5: its function had returned while its peers waited for it"
-    told = _told({5: worker(5, begun=40, stack=READS)}, is_starting=True)
-    assert told.lines[1].endswith("may still be loading or compiling")
+    told = _told({5: worker(5, begun=40, stack=READS)}, COMPUTES, is_starting=True)
+    assert "may still be loading or compiling" in told.lines[1]
     assert told.straggler == "rank 5 at loader.py:88 in read_shard"
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace as Space
 sys.modules["torch.distributed.distributed_c10d"] = Space(_world=Space(pg_map={{1: 1}}))
 from firstfault_torch.torchrun import script
 
-def report(error, is_kept):
+def report(error, is_kept, is_announced):
     os.write(1, str(error).encode())
 
 script._monitor = lambda: Space(
