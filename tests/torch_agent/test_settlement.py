@@ -366,7 +366,11 @@ def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Age
         ]
         threads = [agent.begin() for agent in (slow, other)]
         threads[1].join(SOON_S)
-        until(slow.settlement._hints.qsize, "the verdict has reached the slow leader")
+        # it ends after the verdict, which it waits for last
+        until(
+            lambda: slow.settlement.thread is not None and not slow.settlement.thread.is_alive(),
+            "the verdict has reached the slow leader",
+        )
         process.kill()
         process.join()
         concludes.set()
