@@ -420,3 +420,43 @@ def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> Non
             thread.join(SOON_S)
             assert not thread.is_alive()
     assert _documents(made[:2]) == {None}
+
+
+def test_a_leader_that_is_interrupted_while_it_concludes(
+    agents: Callable[..., list[Agent]],
+) -> None:
+    """A fatal failure of a third node ends the vote; the leader publishes nothing, and goes on."""
+    concludes = threading.Event()
+    (leader,) = agents(1, thinks={0: concludes})
+    thread = leader.begin()
+    until(lambda: leader.reports)
+    leader.settlement.interrupt()
+    concludes.set()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    assert (leader.settled, leader.published) == (None, 0)
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_a_silent_store_is_asked_once_after_the_election(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict is handed over, because the store may only be slow. Confirming it, too, would
+    delay the report again.
+    """
+    monkeypatch.setattr(time_limits, "ELECTION_STEP_TIMEOUT_SECONDS", SHORT_S)
+    concludes = threading.Event()
+    requests = list[str]()
+    with hosted() as (process, store):
+        leader = Agent(Counting(store, requests), 0, 4, thinks=concludes, seconds=0)
+        thread = leader.begin()
+        until(lambda: leader.reports)
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        until(lambda: processes()[process.pid or 0].state == "T")
+        concludes.set()
+        thread.join(SOON_S)
+        requests.clear()
+        assert leader.settlement.hand_over(ElectedVerdict(b"own", durable=True)) is None
+        leader.settlement.confirm()
+        leader.settlement.await_confirmations()
+    assert requests == ["compare_set"]

@@ -6,7 +6,7 @@
 | COLLECTING | waits for the order of leaders | the next look, later each time |
 | LOOKING | asks the store who has reported | the store answers |
 | CLOSING | publishes the order of leaders | the store answers |
-| FOLLOWING | waits for the verdict of the agent whose turn it is | its turn is over |
+| FOLLOWING | waits for the verdict of the present leader | its turn is over |
 | ASKING | asks whether there is a verdict, or somebody publishes one | the store answers |
 | TAKING | takes the leadership in its own turn, and reads the reports | the store answers |
 | LEADING | concludes | the caller has concluded |
@@ -15,11 +15,11 @@
 | SHARING | hands its verdict to all agents | the store answers |
 | ENDED | nothing | |
 
-Rules, each with the schedule that needs it in `tests/protocol`:
+Rules; `tests/protocol` has a test of each, and plays schedules in which they are needed:
 
 1. A wake of the waiting connection is a hint. Each wait also reads the key at its deadline.
 2. No answer is a no: a leader publishes only if the store confirms that it still leads.
-3. A leader that concludes takes a verdict that arrives meanwhile.
+3. A leader takes a verdict that arrives while it concludes.
 4. That a process has to end is a message of its own, sent when the signal comes.
 5. An agent is lost if a connection to it broke. One that has only not reported may live.
 6. A successor of a leader that began to publish looks for a published verdict first.
@@ -65,7 +65,7 @@ JOINED_KEY = "firstfault/joined"
 """What each agent stored when its workers started: concatenated frames."""
 LOST_KEY = "firstfault/lost"
 """Group ranks of agents whose connection broke."""
-_LEAVING = b"!"
+_MARK = b"!"
 """Behind a group rank: the agent's process has to end. Behind the leader's: it publishes."""
 
 
@@ -113,8 +113,8 @@ class Agents:
     def parse(cls, arrived: bytes, acknowledged: bytes, lost: bytes) -> Agents:
         """Parse the values of three keys: words that are group ranks."""
         words = arrived.split()
-        ranks = dict.fromkeys(int(word.rstrip(_LEAVING)) for word in words)
-        leaving = (int(word[:-1]) for word in words if word.endswith(_LEAVING))
+        ranks = dict.fromkeys(int(word.rstrip(_MARK)) for word in words)
+        leaving = (int(word[:-1]) for word in words if word.endswith(_MARK))
         return cls(
             tuple(ranks),
             frozenset(leaving),
@@ -127,7 +127,7 @@ class Agents:
         """The agents that have acknowledged the failure or reported, and aren't lost."""
         return {*self.arrived, *self.acknowledged} - self.lost
 
-    def count_complete(self, nodes: int) -> bool:
+    def is_complete(self, nodes: int) -> bool:
         """Whether every agent has reported or is known to be dead."""
         return len({*self.arrived, *self.lost}) >= nodes
 
@@ -166,7 +166,9 @@ class Election:
         self._shutdown_at: float | None = None
         self._waits_since = 0.0
         """When the present wait for other agents began."""
-        self._walks_since = 0.0
+        self._hurried_seconds = 0.0
+        """Most seconds of that wait once this process has to end."""
+        self._ordered_at = 0.0
         """When this agent learned the order of leaders."""
         self._closes_at = 0.0
         """When the arrivals are closed without the missing agents."""
@@ -210,7 +212,7 @@ class Election:
             case Concluded():
                 return self._announce()
             case ConclusionFailed():
-                return self._follow(self._limits.leader, now)
+                return self._follow(now)
             case Published(verdict):
                 return self._share(verdict)
             case Interrupted():
@@ -311,7 +313,7 @@ class Election:
 
     def _name_self(self) -> bytes:
         is_leaving = self._shutdown_at is not None
-        return b"%d%s " % (self._own, _LEAVING if is_leaving else b"")
+        return b"%d%s " % (self._own, _MARK if is_leaving else b"")
 
     def _collect(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
         self._agents = Agents.parse(values[-1], b"", b"")
@@ -331,15 +333,15 @@ class Election:
     def _await_order(self, look_at: float, now: float) -> list[Instruction]:
         self.phase = ElectionPhase.COLLECTING
         self._waits_since = now
-        self.deadline = min(look_at, self._hurried(self._limits.hurried_settle, self._closes_at))
-        self.deadline = max(self.deadline, now)
+        self._hurried_seconds = self._limits.hurried_settle
+        self.deadline = max(min(look_at, self._limit(self._closes_at)), now)
         return []
 
-    def _hurried(self, seconds: float, deadline: float) -> float:
+    def _limit(self, deadline: float) -> float:
         """Return a deadline of the present wait, or an earlier one after a request to shut down."""
         if self._shutdown_at is None:
             return deadline
-        return min(deadline, max(self._shutdown_at, self._waits_since) + seconds)
+        return min(deadline, max(self._shutdown_at, self._waits_since) + self._hurried_seconds)
 
     def _look(self) -> list[Instruction]:
         return self._ask(
@@ -354,14 +356,15 @@ class Election:
         if order:
             return self._take_order(order, now)
         self._agents = Agents.parse(*agents)
-        if self._agents.have_live_ones_reported() or self._agents.count_complete(self._nodes):
-            return self._close(is_complete=self._agents.count_complete(self._nodes))
-        if now >= self._hurried(self._limits.hurried_settle, self._closes_at):
+        if self._agents.have_live_ones_reported() or self._agents.is_complete(self._nodes):
+            return self._close(is_complete=self._agents.is_complete(self._nodes))
+        closes_at = self._limit(self._closes_at)
+        if now >= closes_at:
             return self._close(is_complete=False)
         pause = self._pause
         self._pause = min(2 * pause, self._limits.longest_pause)
         self.phase = ElectionPhase.COLLECTING
-        self.deadline = now + pause
+        self.deadline = min(now + pause, closes_at)
         return []
 
     def _close(self, *, is_complete: bool) -> list[Instruction]:
@@ -380,7 +383,7 @@ class Election:
         order = json.loads(value)
         self._leaders = order["leaders"]
         self._is_complete = order["complete"]
-        self._walks_since = now
+        self._ordered_at = now
         self._turn = -1
         return self._next_turn(now)
 
@@ -394,7 +397,7 @@ class Election:
         if self._turn >= len(self._leaders):
             return self._give_up(NoVerdictReason.UNDECIDED)
         if self._leaders[self._turn] != self._own:
-            return self._follow(self._limits.leader, now)
+            return self._follow(now)
         self._is_taking = False
         return self._ask(
             ElectionPhase.TAKING,
@@ -404,15 +407,17 @@ class Election:
             *self._read_agents(),
         )
 
-    def _follow(self, seconds: float, now: float) -> list[Instruction]:
+    def _follow(self, now: float, *, is_publishing: bool = False) -> list[Instruction]:
+        """Wait for the verdict of the agent whose turn it is; `is_publishing` if it uploads one."""
         if self._verdict:
             return self._adopt(self._verdict)
         limits = self._limits
-        is_publishing = seconds == limits.publishing
-        hurried = limits.hurried_publishing if is_publishing else limits.hurried_leader
         self.phase = ElectionPhase.FOLLOWING
         self._waits_since = now
-        self.deadline = max(self._hurried(hurried, now + seconds), now)
+        self._hurried_seconds = (
+            limits.hurried_publishing if is_publishing else limits.hurried_leader
+        )
+        self.deadline = self._limit(now + (limits.publishing if is_publishing else limits.leader))
         return []
 
     def _take_turn_state(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
@@ -423,18 +428,14 @@ class Election:
         # The leader has concluded and is uploading. Taking over now would publish a second
         # verdict. It may also have died there, and then no agent removes the mark: after the limit
         # the next agent takes over.
-        if leader.endswith(_LEAVING) and leader != self._overdue:
+        if leader.endswith(_MARK) and leader != self._overdue:
             self._overdue = leader
-            return self._follow(self._limits.publishing, now)
-        if self._shutdown_at is not None and now >= self._walk_ends_at(now):
-            return self._give_up(NoVerdictReason.UNDECIDED)
+            return self._follow(now, is_publishing=True)
+        if self._shutdown_at is not None:
+            hurried_since = max(self._shutdown_at, self._ordered_at)
+            if now >= hurried_since + self._limits.hurried_leader:
+                return self._give_up(NoVerdictReason.UNDECIDED)
         return self._next_turn(now)
-
-    def _walk_ends_at(self, now: float) -> float:
-        """Return when a process that has to end waits no longer for other agents' verdicts."""
-        if self._shutdown_at is None:
-            return now
-        return max(self._shutdown_at, self._walks_since) + self._limits.hurried_leader
 
     def _take_leadership(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
         """Its own turn: first see whether it may lead, then take the leadership."""
@@ -442,7 +443,7 @@ class Election:
             return self._see_whether_to_lead(values, now)
         leader, reports, *joined = values
         if leader != str(self._own).encode():
-            return self._follow(self._limits.leader, now)  # another agent has taken over
+            return self._follow(now)  # another agent has taken over
         self.phase = ElectionPhase.LEADING
         self.deadline = None
         agents = self._agents
@@ -462,9 +463,9 @@ class Election:
         self._agents = Agents.parse(*agents)
         if verdict:
             return self._adopt(verdict)
-        is_publishing = leader.endswith(_LEAVING) and leader != self._overdue
+        is_publishing = leader.endswith(_MARK) and leader != self._overdue
         if is_publishing:
-            return self._follow(self._limits.leader, now)
+            return self._follow(now)
         self._is_taking = True
         is_someone_missing = len(self._agents.arrived) < self._nodes
         return self._ask(
@@ -485,15 +486,15 @@ class Election:
         return self._ask(
             ElectionPhase.ANNOUNCING,
             "announcing that this node publishes",
-            Swap(self.key("leader"), mine, mine + _LEAVING),
+            Swap(self.key("leader"), mine, mine + _MARK),
             is_optional=True,
         )
 
     def _take_permission(self, leader: bytes, now: float) -> list[Instruction]:
-        if leader == b"%d%s" % (self._own, _LEAVING):
+        if leader == b"%d%s" % (self._own, _MARK):
             self.phase = ElectionPhase.PUBLISHING
             return [Publish(is_allowed=True)]
-        return [Publish(is_allowed=False), *self._follow(self._limits.leader, now)]
+        return [Publish(is_allowed=False), *self._follow(now)]
 
     def _share(self, verdict: bytes) -> list[Instruction]:
         self._own_verdict = verdict
@@ -509,14 +510,8 @@ class Election:
         if self._shutdown_at is not None:
             return []
         self._shutdown_at = now
-        limits = self._limits
         if self.deadline is not None:
-            if self.phase is ElectionPhase.COLLECTING:
-                self.deadline = min(self.deadline, now + limits.hurried_settle)
-            elif self.phase is ElectionPhase.FOLLOWING:
-                is_publishing = bool(self._overdue)
-                hurried = limits.hurried_publishing if is_publishing else limits.hurried_leader
-                self.deadline = min(self.deadline, now + hurried)
+            self.deadline = self._limit(self.deadline)
         return [] if self.phase is ElectionPhase.REPORTING else [self._announce_leaving()]
 
     def _announce_leaving(self) -> AskStore:

@@ -32,6 +32,7 @@ from firstfault_torch.protocol.messages import (
     Interrupted,
     KeySet,
     Lead,
+    NoVerdictReason,
     Operation,
     Publish,
     Published,
@@ -87,8 +88,7 @@ class VerdictElection:
     Keys in the store: "heard" (agents that acknowledged the failure), "reports", "arrived" (who has
     reported; "!" behind an agent that leaves), "order" (who may lead, one after another), "leader"
     (the group rank of the leader, with "!" behind it while it publishes), "verdict", "confirmed"
-    (who has the verdict), and for all
-    topics "lost".
+    (who has the verdict), and "lost" for all topics.
     """
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
@@ -107,6 +107,8 @@ class VerdictElection:
         self._shutdown_requested = threading.Event()
         """The event that `settle` was given."""
         self._knows_of_shutdown = False
+        self._has_lost_store = False
+        """Whether the store didn't answer after the election: it is asked nothing more."""
         self.thread: threading.Thread | None = None
         """Waits in the store for the order and the verdict; None before `settle` begins."""
         more = time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * nodes
@@ -156,12 +158,14 @@ class VerdictElection:
             outcome = self._outcomes.popleft()
             if isinstance(outcome, Lead):
                 yield _build_reports(outcome)
-                if self._election.phase is ElectionPhase.LEADING:
+                # the caller has no conclusion, or couldn't publish it
+                if self._election.phase in {ElectionPhase.LEADING, ElectionPhase.PUBLISHING}:
                     self._handle(ConclusionFailed())
             elif isinstance(outcome, Adopt):
                 yield unpack_verdict(outcome.verdict)
                 return
             elif isinstance(outcome, GiveUp):
+                self._has_lost_store = outcome.reason is NoVerdictReason.STORE_LOST
                 logger.info("no agreement with the other nodes: %s", outcome.reason.value)
                 return
 
@@ -176,6 +180,9 @@ class VerdictElection:
         while not self._hints.empty():
             self._handle(self._hints.get())
         self._handle(Concluded())
+        # An interruption that was among the hints has ended the election: `settle` takes that.
+        if not isinstance(self._outcomes[0], Publish):
+            return False
         answer = self._outcomes.popleft()
         return isinstance(answer, Publish) and answer.is_allowed
 
@@ -190,28 +197,32 @@ class VerdictElection:
         """Send a verdict that was published without an election to agents that still wait for one;
         return the verdict that counts, None if the store is lost.
         """
+        # Also if `settle` ended because the store didn't answer: it may only be slow, while other
+        # agents wait. The verdict is published already; only its report is delayed, once.
         store = self._connections[0]
         if store is None:
             return None
         key, value = self._key("verdict"), pack_verdict(verdict)
         call = partial(set_once, store, key, value)
         seconds = time_limits.STORE_TIMEOUT_SECONDS
-        found = call_with_timeout(call, seconds, "handing the verdict to the other nodes")
+        doing = "handing the verdict to the other nodes"
+        found = call_with_timeout(call, seconds, doing, self._shutdown_requested)
+        self._has_lost_store = found is None
         return unpack_verdict(found) if found is not None else None
 
     def confirm(self) -> None:
         """Notify the agent that hosts the store that this agent has the verdict."""
-        store = self._connections[0]
-        if store is not None:
+        if self._can_ask:
+            store = self._connections[0]
             confirm = partial(store.append, self._key("confirmed"), f"{self._own} ")
             seconds = time_limits.STORE_TIMEOUT_SECONDS
-            call_with_timeout(confirm, seconds, "confirming the verdict")
+            call_with_timeout(confirm, seconds, "confirming the verdict", self._shutdown_requested)
 
     def await_confirmations(self) -> None:
         """As the agent that hosts the store, wait until all live agents have the verdict."""
         # The store ends with this process. An agent that still waits would lose it, conclude alone,
         # and could publish a second verdict.
-        if self._connections[0] is None:
+        if not self._can_ask:
             return
         keys = (self._key("arrived"), self._key("heard"), LOST_KEY, self._key("confirmed"))
         look = partial(self._carry_out, [Read(key) for key in keys])
@@ -226,6 +237,11 @@ class VerdictElection:
             if agents.live <= set(map(int, confirmed.split())):
                 return
             self._shutdown_requested.wait(time_limits.CONFIRMATIONS_POLL_SECONDS)
+
+    @property
+    def _can_ask(self) -> bool:
+        """Whether `settle` has begun, and the store may answer."""
+        return self._connections[0] is not None and not self._has_lost_store
 
     def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
         """Store this node's report and announce that its process exits,
