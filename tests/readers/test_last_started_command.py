@@ -55,7 +55,7 @@ def old_launch(end: str) -> str:
 
 
 @pytest.fixture
-def verdict_of(run: Callable[..., Ran], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def read_verdict(run: Callable[..., Ran], tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Return a function that returns the verdict on a log of these lines."""
 
     def show(lines: Sequence[str], *options: str) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def verdict_of(run: Callable[..., Ran], tmp_path: Path) -> Callable[..., dict[st
         [old_launch("died with <Signals.SIGKILL: 9>.")],
     ],
 )
-def test_a_kill_of_an_unnamed_rank(verdict_of: Show, end: list[str]) -> None:
+def test_a_kill_of_an_unnamed_rank(read_verdict: Show, end: list[str]) -> None:
     """The rank is unknown, although the line has a local rank."""
-    verdict = verdict_of([BEGIN, *STEPS, *end])
+    verdict = read_verdict([BEGIN, *STEPS, *end])
     assert verdict["ranks"] == []
     assert "SIGKILL" in str(verdict["headline"])
 
@@ -87,34 +87,41 @@ def test_a_kill_of_an_unnamed_rank(verdict_of: Show, end: list[str]) -> None:
         [old_launch("returned non-zero exit status 1.")],
     ],
 )
-def test_an_exception_of_an_unnamed_rank(verdict_of: Show, end: list[str]) -> None:
+def test_an_exception_of_an_unnamed_rank(read_verdict: Show, end: list[str]) -> None:
     """An exception without a rank isn't given to the last local rank, and makes no victim of it."""
-    verdict = verdict_of([BEGIN, *STEPS, *RAISED, *end])
+    verdict = read_verdict([BEGIN, *STEPS, *RAISED, *end])
     assert (verdict["ranks"], verdict["victims"]["count"]) == ([], 0)
     assert "KeyError" in str(verdict["headline"])
     labeled = [f"[rank1]: {line}" for line in RAISED]
-    verdict = verdict_of([BEGIN, *STEPS, *labeled, *end])
+    verdict = read_verdict([BEGIN, *STEPS, *labeled, *end])
     assert (verdict["ranks"], verdict["victims"]["count"]) == ([1], 0)
 
 
-def test_the_only_rank_without_an_exception(verdict_of: Show) -> None:
+def test_the_only_rank_without_an_exception(read_verdict: Show) -> None:
     """If all other ranks of the node raised, the kill is of the remaining one."""
     lost = [f"[rank{rank}]: {line}" for rank in (0, 2) for line in (*RAISED[:-1], LOST_PEER)]
-    verdict = verdict_of([BEGIN, *STEPS, *lost, *KILLED, deepspeed(-9)])
+    verdict = read_verdict([BEGIN, *STEPS, *lost, *KILLED, deepspeed(-9)])
     assert verdict["ranks"] == [1]
-    assert verdict_of([BEGIN, *STEPS, *lost[:6], *KILLED, deepspeed(-9)])["ranks"] == []
+    assert read_verdict([BEGIN, *STEPS, *lost[:6], *KILLED, deepspeed(-9)])["ranks"] == []
 
 
-def test_the_process_id_of_a_local_rank(verdict_of: Show, tmp_path: Path) -> None:
+def test_a_crash_is_given_to_no_rank(read_verdict: Show) -> None:
+    """A rank that raised an exception may crash in its teardown."""
+    lost = [f"[rank{rank}]: {line}" for rank in (0, 2) for line in (*RAISED[:-1], LOST_PEER)]
+    verdict = read_verdict([BEGIN, *STEPS, *lost, *KILLED, deepspeed(-11)])
+    assert verdict["ranks"] == []
+
+
+def test_the_process_id_of_a_local_rank(read_verdict: Show, tmp_path: Path) -> None:
     """The kernel's process id identifies the rank if the launcher printed both."""
     kernel = tmp_path / "dmesg.txt"
     kernel.write_text("[ 77.1] Out of memory: Killed process 611 (python3) total-vm:9kB\n")
     lines = [BEGIN, *SPAWNED, *STEPS, *KILLED, deepspeed(-9)]
-    assert verdict_of(lines)["ranks"] == []
-    assert verdict_of(lines, "--with", str(kernel))["ranks"] == [1]
+    assert read_verdict(lines)["ranks"] == []
+    assert read_verdict(lines, "--with", str(kernel))["ranks"] == [1]
 
 
-def test_the_only_rank_that_lost_no_peer(verdict_of: Show) -> None:
+def test_the_only_rank_that_lost_no_peer(read_verdict: Show) -> None:
     """If all other ranks lost a peer, a logged exception without a rank is that peer's."""
     logged = ["ERROR could not go on", *RAISED[:1], *RAISED[3:]]
 
@@ -123,6 +130,6 @@ def test_the_only_rank_that_lost_no_peer(verdict_of: Show) -> None:
         records = ({"rank": rank, "level": "ERROR", "exc_info": text} for rank in (0, 2))
         return [BEGIN, *STEPS, *logged, *map(json.dumps, records), *KILLED, deepspeed(1)]
 
-    verdict = verdict_of(log(LOST_PEER))
+    verdict = read_verdict(log(LOST_PEER))
     assert (verdict["ranks"], "KeyError" in verdict["headline"]) == ([1], True)
-    assert verdict_of(log("ValueError: no labels"))["ranks"] != [1]
+    assert read_verdict(log("ValueError: no labels"))["ranks"] != [1]

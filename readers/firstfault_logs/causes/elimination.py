@@ -17,15 +17,17 @@ _MIN_RANKS = 2
 
 
 def name_remaining_rank(attempt: Attempt, processes: Processes) -> None:
-    """Give the signal or the exception of a process that nothing names to the only rank of its node
-    that raised nothing.
+    """Give the SIGKILL or the exception of a process that nothing names to the only rank of its
+    node that raised nothing.
 
     DeepSpeed reports "exits with return code = -9" for the process that it saw first, without its
     rank. Python exits with a code after an exception, so ranks that raised one weren't killed. If
     all others lost a peer, the exception without a rank is that peer's.
     """
     for unnamed in [one for one in processes.all if not one.is_known]:
-        if not (unnamed.signal or (unnamed.raised and _has_exit_code(attempt))):
+        # after an exception, the teardown of a rank may abort or crash, but nothing kills it
+        is_killed = unnamed.signal == "SIGKILL"
+        if not is_killed and not (unnamed.raised and _has_exit_code(attempt)):
             continue
         ranks = set(_list_ranks(attempt, unnamed))
         others = [one for one in processes.all if one.rank in ranks and one.raised is not None]
