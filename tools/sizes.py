@@ -51,7 +51,7 @@ def files_of(*folders: str) -> dict[Path, str]:
     return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
 
 
-def definitions_of(files: dict[Path, str]) -> Iterator[tuple[Path, Function | ast.ClassDef]]:
+def iter_definitions(files: dict[Path, str]) -> Iterator[tuple[Path, Function | ast.ClassDef]]:
     """Yield each class and function, methods and inner ones included, with its file."""
     for path, text in files.items():
         for node in ast.walk(ast.parse(text)):
@@ -84,7 +84,7 @@ def parameters_of(function: Function) -> int:
 def table(name: str, files: dict[Path, str]) -> str:
     """Return a line with the figures of some files."""
     sizes = sorted(
-        count_statements(node) for _, node in definitions_of(files) if isinstance(node, Function)
+        count_statements(node) for _, node in iter_definitions(files) if isinstance(node, Function)
     )
     total = sum(count_statements(ast.parse(text)) for text in files.values())
     middle = statistics.median(sizes)
@@ -100,7 +100,7 @@ def excesses(files: dict[Path, str]) -> Iterator[str]:
         count = count_statements(ast.parse(text))
         if count > LARGEST_FILE:
             yield f"{path}: {count} statements"
-    for path, node in definitions_of(files):
+    for path, node in iter_definitions(files):
         place = f"{path}:{node.lineno}: {node.name}"
         count = count_statements(node)
         if count > (LARGEST_CLASS if isinstance(node, ast.ClassDef) else LARGEST_FUNCTION):

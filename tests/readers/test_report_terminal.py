@@ -29,7 +29,7 @@ from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
-from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
+from tests.reports.every_field import KINDS_OF_ROOT, fill_report
 from tests.reports.scenes import HARD_SCENES, cascade, process, report_conclusion
 
 _FRAMES = (
@@ -70,7 +70,7 @@ def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
         *((root, Scope.RANK) for root in KINDS_OF_ROOT),
         *(("raised", scope) for scope in Scope),
     ):
-        lines = _printed(report_full_of(text, root, scope), width).splitlines()
+        lines = _printed(fill_report(text, root, scope), width).splitlines()
         assert len(lines) < 24
         assert {"Cause", "Where", "Retry", "Next", "Failed", "Pods"} <= {
             line.split(" ")[0] for line in lines

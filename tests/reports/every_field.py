@@ -109,9 +109,7 @@ KINDS_OF_ROOT: dict[str, dict[str, Any]] = {
 """Changes that make the root cause another kind of failure."""
 
 
-def report_full_of(
-    text: str, root: str = "raised", scope: model.Scope = model.Scope.RANK
-) -> Report:
+def fill_report(text: str, root: str = "raised", scope: model.Scope = model.Scope.RANK) -> Report:
     first = dataclasses.replace(_failure(text, 3, 0), **KINDS_OF_ROOT[root])
     sent = (model.SentSignal(text, TERMINATED), model.SentSignal(text, text))
     others = (

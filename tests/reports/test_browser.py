@@ -15,7 +15,7 @@ from firstfault.render.json_report import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import keep_screenshot, page_of, until
-from tests.reports.every_field import report_full_of
+from tests.reports.every_field import fill_report
 from tests.reports.scenes import (
     CATEGORY_SCENES,
     HARD_SCENES,
@@ -510,7 +510,7 @@ def test_no_field_runs_a_script(kind: str, root: str, open_page: Callable[..., P
         f' onload="{script}"><img src=x onerror="{script}"><a href="javascript:{script}">a</a>"'
         f' autofocus onfocus="{script}'
     )
-    report = report_full_of(text, root)
+    report = fill_report(text, root)
     opened = open_page(
         page(report) if kind == "page" else f"<!doctype html><title>deck</title>{deck_html(report)}"
     )

@@ -17,7 +17,7 @@ from firstfault.report import Report, build_report
 from firstfault.retry import decide
 from firstfault.strategies import build_undetermined_verdict
 from tests.all_forms import FORMS
-from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
+from tests.reports.every_field import KINDS_OF_ROOT, fill_report
 
 _STEERING = "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1bP1$r\x9b31m\x08\x0b\x0c\x7f\x85\r\x00\ufeff"
 """Colours, a title, a link, a device control string,
@@ -61,7 +61,7 @@ _KINDS = [
 
 @cache
 def _report(text: str, root: str = "raised", scope: Scope = Scope.RANK) -> Report:
-    return report_full_of(text, root, scope)
+    return fill_report(text, root, scope)
 
 
 @pytest.mark.parametrize(("root", "scope"), _KINDS)

@@ -32,7 +32,7 @@ def _check_count(text: str) -> str:
     return text
 
 
-def _check_one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
+def _check_choice(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in names():
             raise ArgumentTypeError(f"must be one of {', '.join(names())}, not {text!r}")
@@ -89,13 +89,13 @@ _SETTINGS = (
     _Setting(
         "--ff-strategy",
         _STRATEGY_VARIABLE,
-        _check_one_of(list_strategy_names),
+        _check_choice(list_strategy_names),
         "finds the root cause. Default: " + DEFAULT_STRATEGY,
     ),
     _Setting(
         "--ff-restarts",
         _RESTARTS_VARIABLE,
-        _check_one_of(lambda: ("policy", _AS_TORCH)),
+        _check_choice(lambda: ("policy", _AS_TORCH)),
         "what decides on each of --max-restarts: the retry policy, which does not repeat a bug, or"
         " torch, which restarts after any failure: policy (default) or torch",
     ),
@@ -117,7 +117,7 @@ _SETTINGS = (
     _Setting(
         "--ff-decisions",
         DECISIONS_VARIABLE,
-        _check_one_of(lambda: DECISION_MODES),
+        _check_choice(lambda: DECISION_MODES),
         "what happens to decisions: off, observe (print what would have been done) or act"
         " (default)",
     ),
@@ -131,7 +131,7 @@ _SETTINGS = (
     _Setting(
         "--ff-keep-torch-box",
         _TORCH_BOX_VARIABLE,
-        _check_one_of(lambda: (_YES, "0")),
+        _check_choice(lambda: (_YES, "0")),
         "after a failure, also print torch's own box, ChildFailedError, below firstfault's lines",
         is_flag=True,
     ),

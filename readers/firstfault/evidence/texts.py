@@ -40,7 +40,7 @@ _MAX_CHARACTERS_READ = 20_000
 _MANY_LINES = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures of exceptions that no specific signature matches."""
-_OF_ENDS = {
+_END_SIGNATURES = {
     "aborted",
     "aborted-by-the-shell",
     "crashed",
@@ -416,7 +416,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
     """
     text = extract_fatal_text(failure.printed, signal)
     found = classify(text) if text else None
-    if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
+    if found is not None and found.category != "unknown" and found.signature not in _END_SIGNATURES:
         lines = (find_cpp_exception(text), *text.splitlines()[:_MANY_LINES])
         telling = (line for line in lines if line and classify(line).signature == found.signature)
         if line := next(telling, ""):
