@@ -331,7 +331,7 @@ def _publish_unless_published(
     """
     found: Publication | None = None
     if end.node_context.identity.is_folder_shared:
-        find = partial(_find_published_verdict, end, settings)
+        find = partial(_find_published_verdict, end.node_context, settings)
         seconds = time_limits.VERDICT_READ_TIMEOUT_SECONDS
         doing = "looking for another node's verdict"
         found, error = call_with_timeout(
@@ -374,7 +374,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
     # Without the round's store the nodes can't elect a leader. They take turns by time: each looks
     # whether a node before it has published.
     if end.group_rank and is_shared:
-        find = partial(_find_published_verdict, end, settings)
+        find = partial(_find_published_verdict, end.node_context, settings)
         delay = sealed_verdict.get_conclusion_delay(end.group_rank)
         found = sealed_verdict.wait_for_peer_verdict(find, delay, settings.shutdown_requested)
         if found is not None:
@@ -415,17 +415,19 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
     return dict([as_entry(NodePresence(Phase.JOINED, place))])
 
 
-def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
+def _find_published_verdict(
+    node_context: NodeContext, settings: ExitSettings
+) -> Publication | None:
     """Return the verdict that another node published on this failure. Return None if there is none,
     or only an older verdict.
     """
     document = settings.engine.published_verdict()
     if document is None:
         return None
-    found = sealed_verdict.adopt_sealed_verdict(document, end.node_context, durable=True)
+    found = sealed_verdict.adopt_sealed_verdict(document, node_context, durable=True)
     # Sealed before this agent started, or long before its failure: then it is about another
     # failure.
-    earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
+    earliest_ns = max(node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
     return found if found.sealed.seal.timestamp_ns >= earliest_ns else None
 
 
@@ -553,7 +555,7 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     time.
     """
     seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
-    find = partial(_find_published_verdict, end, settings)
+    find = partial(_find_published_verdict, end.node_context, settings)
     publication = call_with_timeout(find, seconds, "looking for the verdict of another node")
     if publication is None:
         publication = _conclude_and_seal(

@@ -3,7 +3,9 @@
 import asyncio
 import datetime as dt
 import errno
+import gc
 import resource
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,29 @@ def test_a_storage_that_is_not_installed(
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     with pytest.raises(UsageError, match=reason):
         _in(uri, lambda store: store.list())
+
+
+class _Held:
+    """An object that a caller has in a local variable."""
+
+
+def test_a_missing_object_keeps_no_caller_alive(tmp_path: Path) -> None:
+    """The error of a missing object is in no reference cycle, which would keep its callers' local
+    variables until the next collection of garbage: an agent's are a store and its sockets.
+    """
+
+    def read() -> weakref.ref[_Held]:
+        held = _Held()
+        with pytest.raises(ObjectNotFoundError):
+            _in(tmp_path, lambda store: store.get("error.pb"))
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [read()() for _ in range(3)] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_store_is_used_inside_async_with(tmp_path: Path) -> None:

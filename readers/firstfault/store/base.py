@@ -213,6 +213,7 @@ class Store(abc.ABC):
 
         if not self._is_open:
             raise RuntimeError("the store is closed; use it inside `async with`")
+        lasting: list[Exception] = []
         async for attempt in stamina.retry_context(
             on=errors.StoreUnavailableError,
             attempts=self._attempts,
@@ -223,11 +224,25 @@ class Store(abc.ABC):
             with attempt:
                 try:
                     return await call(self)
-                except Exception as error:
-                    # Converted inside of `with attempt`: stamina retries only
-                    # StoreUnavailableError, and the client's own error isn't one.
-                    raise self._to_store_error(error, verb, join(self._uri, path)) from error
-        raise AssertionError  # stamina either returns or raises
+                except Exception as error:  # noqa: BLE001 - raised below
+                    lasting.append(self._raise_if_transient(error, verb, join(self._uri, path)))
+                break
+        # Raised here, because stamina's state would keep an error that it has seen, and with it the
+        # frames of all callers, in a reference cycle. Taken out of the list for the same reason.
+        raise lasting.pop()
+
+    def _raise_if_transient(self, error: Exception, verb: str, uri: str) -> Exception:
+        """Convert a client's error. Return it if another try would fail, too.
+
+        Raises:
+            firstfault.errors.StoreUnavailableError: another try may succeed.
+        """
+        converted = self._to_store_error(error, verb, uri)
+        if converted is not error:
+            converted.__cause__ = error
+        if isinstance(converted, errors.StoreUnavailableError):
+            raise converted
+        return converted
 
     def check_size(self, path: str, size: int, limit: int | None) -> None:
         """Raise `ObjectTooLargeError` if an object has more bytes than the limit."""

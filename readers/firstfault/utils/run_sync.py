@@ -23,11 +23,17 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     import asyncio  # noqa: PLC0415
 
     found: list[T] = []
+    failed: list[Exception] = []
 
     async def kept() -> None:
         # Not as the task's result: when asyncio.run() restores the SIGINT handler, Python calls
-        # repr() on the task, and so on a result that may be large.
-        found.append(await coroutine)
+        # repr() on the task, and so on a result that may be large. Nor as its exception: the task
+        # and its frames hold each other, and so the frames of all callers until the next
+        # collection of garbage.
+        try:
+            found.append(await coroutine)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failed.append(error)
 
     try:
         asyncio.get_running_loop()
@@ -38,6 +44,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, kept()).result()
+    if failed:
+        raise failed.pop()
     return found[0]
 
 
