@@ -74,7 +74,7 @@ _FOLDERS = {
         "lab/test_generated.py",
         "lab/test_harmless.py",
         "ray_train",
-        "readers/test_show_torchrun.py",
+        "readers/test_torchrun_folder.py",
         "torch_agent",
         "torchrun",
     ),

@@ -13,7 +13,7 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.model import CATEGORIES
 from tests.readers.commands import Ran, run
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, of
 
 __all__ = ["run"]
 

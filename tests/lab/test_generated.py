@@ -22,7 +22,7 @@ _SEEDS = {
     306: "the full disk of the victims' emergency saves was named",
     320: "a wrapper was told, not the failed assertion",
 }
-"""Seeds of CI, with what the first campaign showed; `test_printed_exception` has the rest of that.
+"""Seeds of CI, with what the first campaign showed; `test_printed_tracebacks` has the rest of that.
 
 None hangs, so that a long timeout can outlast a busy machine.
 """

@@ -40,7 +40,7 @@ OPTIONAL = (
     "plugin/flyteplugins/firstfault",
 )
 NEIGHBOURS = (
-    "readers/test_other_commands.py",
+    "readers/test_classify_and_prune.py",
     "torch_agent/test_launch_options.py",
     "torch_agent/test_seal.py",
     "plugin/test_config.py",

@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import RAISED, of
+from tests.readers.test_log_verdicts import RAISED, of
 
 Compare: TypeAlias = Callable[[list[str], list[str]], dict[str, Any]]
 

@@ -18,7 +18,7 @@ from firstfault.cli import EXIT
 from firstfault.testing import make_error
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, of
 
 Brief = Callable[..., str]
 STARTED = ["torchrun --nproc-per-node 2 train.py", *of("[rank0]: ", STEPS), *of("[rank1]: ", STEPS)]

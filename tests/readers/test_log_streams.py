@@ -17,7 +17,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import RAISED, STEPS, of
+from tests.readers.test_log_verdicts import RAISED, STEPS, of
 
 LOG = "\n".join([*STEPS, *of("[rank3]: ", RAISED), ""]).encode()
 _FORMS = (

@@ -13,7 +13,7 @@ from firstfault_logs import snapshot_of
 from firstfault_logs.framing.sizes import SizeMarks
 from lab.consoles.small_print import Flag, check_cause, check_log
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, Show, box, of, show
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, Show, box, of, show
 
 __all__ = ["show"]
 

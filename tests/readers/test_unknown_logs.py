@@ -14,7 +14,7 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.utils.toml import parse_toml
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, box, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, box, of
 
 Show: TypeAlias = Callable[..., dict[str, Any]]
 OWN = of("[rank1]: ", RAISED)
