@@ -29,7 +29,7 @@ SLOWLY_S = 0.05
 """Between two bytes of a trickle, less than a client's longest wait for one."""
 CASES = [(what, "obstore") for what in FAULTS if what not in {"twice", "refused"}]
 CASES += [(what, "fsspec") for what in ("reset", "truncate", "half", "trickle")]
-"""Faults and clients; `test_refusals` has the others of fsspec."""
+"""Faults and clients; `test_store_errors` has the others of fsspec."""
 
 
 @pytest.fixture(scope="module")
