@@ -63,7 +63,7 @@ progress: $(VENV) ## repeat a fault after 10 minutes of training under torchrun,
 	@FIRSTFAULT_LONG=1 $(MAKE) --no-print-directory --jobs 3 --output-sync progress-torchrun progress-flyte2 progress-ray
 
 progress-torchrun:
-	@$(BIN)/pytest -q tests/torchrun/test_decisions.py -k progress_it
+	@$(BIN)/pytest -q tests/torchrun/test_exit_codes.py -k progress_it
 
 progress-flyte2:
 	@build/flyte2-venv/bin/python -m pytest -q -W ignore tests/flyte2 -k progress_it

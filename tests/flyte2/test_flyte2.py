@@ -30,7 +30,7 @@ from tests.flyte2 import tasks
 from tests.s3_server import S3
 from tests.seals import DECISION, VERDICT
 from tests.torchrun.nodes import Job, run_job
-from tests.torchrun.test_decisions import LONG_S, LONG_STEPS
+from tests.torchrun.test_exit_codes import LONG_S, LONG_STEPS
 
 pytestmark = pytest.mark.jobs
 

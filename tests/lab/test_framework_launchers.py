@@ -15,7 +15,7 @@ from firstfault import MultiErrorFileOutputReader
 from lab.frameworks.pods import run
 from tests.ports import get_free_port
 from tests.prefix import Prefix
-from tests.torchrun.test_ranks import settled
+from tests.torchrun.test_rank import settled
 
 pytestmark = [
     pytest.mark.jobs,

@@ -17,7 +17,7 @@ from firstfault.slurm_pointer import find_pointers
 from firstfault_start import identify, is_ancestor
 from tests.prefix import Prefix
 from tests.processes import running_of
-from tests.torchrun.test_ranks import LONGEST_S, _environment, settled
+from tests.torchrun.test_rank import LONGEST_S, _environment, settled
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
