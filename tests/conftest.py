@@ -83,7 +83,7 @@ _FOLDERS = {
         "lab/test_framework_launchers.py",
         "lab/test_framework_scripts.py",
         "lab/test_frameworks.py",
-        "lab/test_kills.py",
+        "lab/test_chaos.py",
         "plugin",
         "storage/test_stock_files.py",
     ),

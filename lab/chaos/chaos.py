@@ -27,7 +27,7 @@ from lab.chaos.steps import (  # noqa: E402 - the path comes first
     TEXT_KEPT,
 )
 
-KILLS = ["tests/lab/test_kills.py"]
+KILLS = ["tests/lab/test_chaos.py"]
 STORAGE = [
     "tests/plugin/test_faulty_storage.py",
     "tests/torch_agent/test_faulty_storage.py",
