@@ -99,7 +99,7 @@ def _found(value: Any, key: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_schemas(kind: str) -> None:
+def test_each_object_fits_the_schema_of_its_kind(kind: str) -> None:
     """Each object fits the schema of its kind, which has all of its keys;
     a mistake in one is found.
     """
@@ -112,7 +112,7 @@ def test_schemas(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cel_rules(kind: str) -> None:
+def test_no_object_breaks_a_cel_rule(kind: str) -> None:
     """No object breaks a CEL rule of its CustomResourceDefinition."""
     for item in (item for item in documents(kind) if item["kind"] != "Service"):
         assert not [*_broken_rules(_schema(item["kind"]), item)]
@@ -150,13 +150,13 @@ def test_broken_cel_rules_are_found(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_examples_are_these(kind: str) -> None:
+def test_the_documented_examples_are_the_generated_manifests(kind: str) -> None:
     example = HERE.parents[1] / "examples" / "kubernetes" / f"{kind}.yaml"
     assert example.read_text() == CliRunner().invoke(k8s, [kind]).output
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rules_of_the_api_server(kind: str) -> None:
+def test_objects_pass_the_checks_of_the_api_server(kind: str) -> None:
     """What Kubernetes checks beyond its schema,
     and that the codes are those with which workers leave.
     """
@@ -178,7 +178,7 @@ def test_rules_of_the_api_server(kind: str) -> None:
     assert (preset == "pytorchjob") is (kind == "pytorchjob")
 
 
-def test_a_pytorchjob_ends() -> None:
+def test_a_pytorchjob_has_a_deadline_and_no_restart_after_an_unknown_cause() -> None:
     """The operator counts no restarts after codes from 128 on, so an unknown cause has none,
     and the job a deadline.
     """
@@ -198,7 +198,7 @@ def test_a_pytorchjob_ends() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_have_names_and_time_to_end(kind: str) -> None:
+def test_pods_name_their_job_and_have_time_for_the_verdict(kind: str) -> None:
     """Each pod names its job, and has time for a worker that ignores SIGTERM: 30 s,
     and 2 s for the verdict.
     """

@@ -48,7 +48,7 @@ _chosen = CASES if os.environ.get("FIRSTFAULT_CHAOS") == "all" else TELLING
 
 
 @pytest.mark.parametrize("begins", [step.begins for step in STEPS.values() if step.begins])
-def test_every_step_exists(begins: str) -> None:
+def test_the_function_of_every_step_exists(begins: str) -> None:
     """The function that begins a step is where the table says."""
     module, _, name = begins.partition(":")
     assert callable(reduce(getattr, name.split("."), importlib.import_module(module)))
@@ -56,7 +56,7 @@ def test_every_step_exists(begins: str) -> None:
 
 @pytest.mark.jobs
 @pytest.mark.parametrize("case", _chosen, ids=operator.attrgetter("name"))
-def test_a_process_is_struck(
+def test_promises_hold_whichever_process_ends_at_whichever_step(
     case: Case, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Whichever process ends at whichever step, all promises of `docs/project/chaos.md` hold."""
@@ -90,7 +90,7 @@ def test_a_process_is_struck(
 
 
 @pytest.mark.jobs
-def test_a_killed_engine_ends_its_pods(tmp_path: Path) -> None:
+def test_pods_of_a_killed_engine_end_soon_with_a_verdict(tmp_path: Path) -> None:
     """A training that nothing has failed in ends soon after `firstfault run` was killed,
     with a verdict.
     """

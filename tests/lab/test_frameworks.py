@@ -63,7 +63,7 @@ ALL = [(framework, fault) for framework, faults in EXPECTED.items() for fault in
 
 
 @pytest.mark.parametrize(("framework", "fault"), ALL if _IS_FULL else ALL[:1])
-def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
+def test_the_verdict_names_the_failed_rank(framework: str, fault: str, tmp_path: Path) -> None:
     """The verdict names the rank that failed, by what its code raised or where it stood."""
     inputs = {"framework": framework, "fault": fault, "rank": RANK}
     with running(TRAINING, "train", tmp_path, inputs, "--nodes", "2") as started:
@@ -77,7 +77,7 @@ def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", [*EXPECTED] if _IS_FULL else ["plain"])
-def test_no_fault(framework: str, tmp_path: Path) -> None:
+def test_a_healthy_training_ends_as_without_firstfault(framework: str, tmp_path: Path) -> None:
     """A training without a fault returns what it does under stock kfpytorch,
     and prints nothing more.
     """

@@ -41,7 +41,7 @@ def waits(
         yield begun
 
 
-def test_an_agent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_report_a_killed_agent(tmp_path: Path) -> None:
     """The workers report that their agent died; the job fails,
     Flyte reads no file and the decision is not enforced.
     """
@@ -61,7 +61,7 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     assert run.left_over() == []
 
 
-def test_a_job_with_a_master(tmp_path: Path) -> None:
+def test_a_job_with_a_master_names_the_workers_pod_that_failed_first(tmp_path: Path) -> None:
     """Without an agent each pod writes its own document; the verdict names the worker's pod,
     which failed first.
     """
@@ -75,7 +75,7 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
     ended.flyte_saw_the_verdict()
 
 
-def test_a_success(tmp_path: Path) -> None:
+def test_a_handled_exception_is_withdrawn_and_pods_wait_for_the_outputs(tmp_path: Path) -> None:
     """An exception that was recorded and then handled is withdrawn;
     no pod exits before rank 0's outputs exist.
     """

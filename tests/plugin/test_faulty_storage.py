@@ -16,7 +16,9 @@ pytestmark = pytest.mark.jobs
 FILE = Path(__file__).parent / "jobs" / "faulty_storage.py"
 
 
-def test_a_storage_that_refuses_connections(s3: S3, tmp_path: Path) -> None:
+def test_the_entrypoint_uploads_the_verdict_after_refused_connections(
+    s3: S3, tmp_path: Path
+) -> None:
     """The exception carries the whole verdict, and the entrypoint uploads it when it can."""
     with faulty_proxy_before(s3) as proxy:
         store = ("--store", proxy.server.uri("job"))

@@ -34,7 +34,7 @@ LONG_S = 60.0
 SOON_S = 30.0
 
 
-def test_the_variable_is_the_one_of_the_task() -> None:
+def test_the_users_variable_switches_recording_off_in_workers() -> None:
     """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
     identity = flyte_engine.FlyteEngine("s3://bucket/out", strategy="earliest").identity()
@@ -51,7 +51,7 @@ def test_the_variable_is_the_one_of_the_task() -> None:
         ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "", "_F_DES": "Earliest"}, False),
     ],
 )
-def test_the_name_of_a_seal(
+def test_the_error_file_has_the_name_that_the_backend_expects(
     environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt's error file is error.pb, or one of its own if the backend asks for that;
@@ -76,13 +76,17 @@ def test_the_name_of_a_seal(
         ({}, socket.gethostname()),
     ],
 )
-def test_node_name(environment: dict[str, str], name: str) -> None:
+def test_a_node_is_named_as_its_pod_else_as_its_host(
+    environment: dict[str, str], name: str
+) -> None:
     """A node is named as the backend names its pod, else as its host."""
     assert flyte_engine.node_name(environment) == name
 
 
 @pytest.mark.parametrize(("text", "number"), [("2", 2), ("", 0), ("two", 0)])
-def test_attempt_number(text: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attempt_is_the_backends_number_else_the_first(
+    text: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attempt's number is the backend's; without one, or with nonsense, it is the first."""
     assert flyte_engine.FlyteEngine().identity().attempt == 0
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", text)
@@ -142,7 +146,9 @@ def _raised_from_a_recoverable_one() -> ValueError:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_the_name_of_an_error(error: Exception, recoverable: bool, code: str) -> None:
+def test_an_exceptions_code_and_recoverable_type_are_flytekits(
+    error: Exception, recoverable: bool, code: str
+) -> None:
     """Recoverable is flytekit's exception and its subclasses, by type;
     the code is the exception's own.
     """
@@ -157,7 +163,7 @@ def _deep(levels: int) -> None:
     _deep(levels - 1)
 
 
-def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workers_traceback_begins_with_the_task_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's traceback begins with the task function,
     not with the frames of ours that called it.
     """
@@ -186,7 +192,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize(
     "name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"]
 )
-def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[bool]) -> None:
+def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
+    name: str, prefix: Prefix, looks: list[bool]
+) -> None:
     """The wait ends with rank 0's outputs or any pod's error file, before it or during it;
     nothing else ends it.
     """
@@ -211,7 +219,7 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
     assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is True
 
 
-def test_a_wait_that_is_given_up(
+def test_a_signal_ends_the_wait_at_once(
     prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
@@ -227,7 +235,9 @@ def test_a_wait_that_is_given_up(
     assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is False
 
 
-def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pod_stops_waiting_for_outputs_after_the_limit(
+    prefix: Prefix, caplog: pytest.LogCaptureFixture
+) -> None:
     """A pod stops waiting after the time limit; a storage that cannot be listed counts as empty.
     Both are logged.
     """
@@ -239,7 +249,9 @@ def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureF
     assert "rank 0's pod has written no outputs within 0.1 s" in caplog.text
 
 
-def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_that_may_not_list_waits_for_readable_outputs(
+    s3_no_list: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The outputs end the wait as soon as they can be read."""
     for name, value in s3_no_list.environment().items():
         monkeypatch.setenv(name, value)
@@ -248,7 +260,7 @@ def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     assert flyte_engine.await_outputs(uri, threading.Event(), LONG_S) is True
 
 
-def test_an_account_that_may_not_look(
+def test_an_account_that_may_not_read_does_not_wait(
     s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pod that may not read does not wait for half an hour after its success."""
@@ -268,7 +280,7 @@ def test_an_account_that_may_not_look(
         (Kind.NON_RECOVERABLE, Vote(retry=False, reason="a bug")),
     ],
 )
-def test_other_modes_leave_the_decision_to_flytekit(
+def test_observe_and_off_leave_the_kind_of_error_to_flytekit(
     prefix: Prefix,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -301,7 +313,7 @@ def test_other_modes_leave_the_decision_to_flytekit(
     )
 
 
-def test_a_storage_that_hangs_does_not_delay_the_choice(
+def test_a_hung_storage_does_not_delay_a_pods_own_verdict(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that cannot look for another pod's verdict in time keeps its own."""
@@ -316,7 +328,7 @@ def test_a_storage_that_hangs_does_not_delay_the_choice(
     hangs.set()
 
 
-def test_a_namespace_needs_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kubernetes_no_namespace_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flyte's default is a guess about a cluster: on a laptop, no command of kubectl follows."""
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_PROJECT", "local")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_DOMAIN", "development")

@@ -149,7 +149,9 @@ def _attempt(folder: Path, rank: int) -> str:
     return f"{folder}/error.pb"
 
 
-def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
+def test_an_executions_uri_shows_the_first_failed_node(
+    admin: Admin, show: Callable[..., Ran], tmp_path: Path
+) -> None:
     """An execution's URI shows the last failed attempt of the first failed node;
     node and attempt choose another.
     """
@@ -176,7 +178,9 @@ def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_
         assert ran.err == f"firstfault: {uri}{below} is {tmp_path}/{attempt}\n"
 
 
-def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
+def test_failed_subworkflows_and_launch_plans_lead_to_their_failed_node(
+    admin: Admin, show: Callable[..., Ran], tmp_path: Path
+) -> None:
     """A failed subworkflow leads to its failed node,
     a failed launch plan to the execution that it launched.
     """
@@ -188,7 +192,7 @@ def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Pa
     assert "rank 7" in ran.out.splitlines()[0]
 
 
-def test_an_attempt_without_an_error_file(
+def test_an_attempt_without_an_error_file_is_found_by_inputs_or_outputs(
     admin: Admin, show: Callable[..., Ran], tmp_path: Path
 ) -> None:
     """If admin has no URI of an error, the attempt lies beside the node's inputs;
@@ -230,7 +234,7 @@ def test_an_attempt_without_an_error_file(
         ),
     ],
 )
-def test_what_admin_does_not_know(
+def test_an_unknown_execution_node_or_attempt_is_one_line(
     admin: Admin,
     show: Callable[..., Ran],
     below: str,
@@ -248,7 +252,9 @@ def test_what_admin_does_not_know(
     assert said in line
 
 
-def test_admin_does_not_answer(show: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_or_absent_server_is_one_line_within_the_limit(
+    show: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that never answers is given up after the limit, one that is not there at once,
     each in one line.
     """
@@ -270,7 +276,7 @@ def test_admin_does_not_answer(show: Callable[..., Ran], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("command", ["show", "watch"])
-def test_flytekit_is_not_configured(
+def test_without_flytekits_settings_one_line_names_them(
     command: str,
     show: Callable[..., Ran],
     tmp_path: Path,

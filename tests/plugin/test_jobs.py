@@ -58,7 +58,7 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert min(decks) <= min(ends), "a pod that has its verdict may be the first to exit"
 
 
-def test_the_same_fault_twice(tmp_path: Path) -> None:
+def test_the_same_fault_twice_ends_the_task_despite_flytes_retries(tmp_path: Path) -> None:
     """Flyte would retry three times; the second attempt only repeats the first one,
     which ends the task.
     """
@@ -72,7 +72,7 @@ def _logged(logs: str, message: str) -> list[str]:
     return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
 
 
-def test_retries_of_the_command_count(tmp_path: Path) -> None:
+def test_reports_count_the_retries_of_firstfault_run(tmp_path: Path) -> None:
     """The pods know that `firstfault run --retries 0` allows no retry, and their reports say so."""
     with running(FOLDER / "raises.py", "retried", tmp_path, {}) as run:
         ended = run.end()

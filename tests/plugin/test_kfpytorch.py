@@ -204,7 +204,7 @@ def _wait_for_a_document() -> None:
 @pytest.mark.jobs
 @pytest.mark.parametrize("recoverable", [True, False])
 @pytest.mark.usefixtures("sandbox")
-def test_an_error_in_a_local_call(recoverable: bool) -> None:
+def test_a_local_call_raises_kfpytorchs_exception_for_the_root_cause(recoverable: bool) -> None:
     """The caller gets kfpytorch's exception for the root cause, with its time,
     although another worker failed too.
     """
@@ -255,7 +255,7 @@ def test_an_error_in_a_local_call(recoverable: bool) -> None:
 @pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("variable", [{STRATEGY_VARIABLE: ""}, {"FIRSTFAULT": "0"}])
-def test_recording_is_switched_off(
+def test_switched_off_plain_torch_elastic_runs(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an empty strategy, or FIRSTFAULT=0, plain torch elastic runs,
@@ -319,7 +319,7 @@ def _nothing() -> float:
         ),
     ],
 )
-def test_launch_settings(
+def test_the_operators_variables_override_the_configuration(
     fields: dict[str, Any],
     environment: dict[str, str],
     expected: dict[str, Any],
@@ -341,7 +341,7 @@ def test_launch_settings(
     assert _config().rdzv_configs["timeout"] == 900, "two configurations share no settings"
 
 
-def test_nodes_without_an_operator(
+def test_several_nodes_outside_of_a_pytorchjob_cause_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log warns if several nodes are configured outside of a PyTorchJob;
@@ -359,7 +359,7 @@ def test_nodes_without_an_operator(
     ("processes", "before", "after"),
     [(2, None, "1"), (2, "4", "4"), (2, "", ""), (1, None, None), (1, "4", "4")],
 )
-def test_omp_num_threads(
+def test_omp_num_threads_is_1_unless_the_user_sets_it(
     processes: int,
     before: str | None,
     after: str | None,
@@ -383,7 +383,7 @@ def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
     return task(task_config=_config())(_nothing).execute()
 
 
-def test_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0s_node_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node returns global rank 0's result; without it, it raises IgnoreOutputs,
     not to overwrite rank 0's outputs.
     """
@@ -412,7 +412,7 @@ def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
     [(True, RecoverableVerdictSealedError), (False, IgnoreOutputs)],
     ids=["with a document", "without"],
 )
-def test_a_terminated_pod(
+def test_a_terminated_pod_raises_a_recoverable_verdict_or_ignore_outputs(
     recorded: bool,
     raised: type[Exception],
     prefix: Prefix,
@@ -426,7 +426,7 @@ def test_a_terminated_pod(
         _executed(monkeypatch, _terminated(prefix, recorded=recorded))
 
 
-def test_a_terminated_node_without_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_recording_sigterm_raises_ignore_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without recording, SIGTERM to the agent raises IgnoreOutputs, as with kfpytorch."""
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
     monkeypatch.setattr(
@@ -553,7 +553,7 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
 @pytest.mark.filterwarnings("ignore:.*increase_shared_mem")
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_the_template_is_kfpytorchs(
+def test_the_pod_template_is_kfpytorchs_but_for_one_variable(
     configuration: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task's template is identical to kfpytorch's, except for one environment variable."""
@@ -587,7 +587,7 @@ def test_the_template_is_kfpytorchs(
     ],
 )
 @pytest.mark.parametrize("kind", [Elastic, PyTorch])
-def test_the_strategy_is_in_the_environment(
+def test_every_pod_has_the_strategy_in_its_environment(
     kind: Any,
     strategy: str,
     environment: dict[str, str] | None,
@@ -628,7 +628,9 @@ def _containers(*names: str, **fields: Any) -> PodTemplate:
         ),
     ],
 )
-def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: str) -> None:
+def test_a_template_that_cannot_mount_shared_memory_is_refused(
+    template: PodTemplate, message: str
+) -> None:
     """A template with several containers, or with the mount, is refused;
     the message says what to do.
     """
@@ -644,7 +646,7 @@ def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: st
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_a_pytorch_task_in_a_local_call() -> None:
+def test_a_local_call_of_a_pytorch_task_raises_its_own_exception() -> None:
     """In a local call the function runs in this process, and its exception is raised unchanged."""
     config = PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)
     error = KeyError("boom")

@@ -114,7 +114,9 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Sai
         ([], "Missing argument 'TASK'"),
     ],
 )
-def test_usage(arguments: list[str], reason: str, say: Callable[..., Said]) -> None:
+def test_a_wrong_command_line_is_one_line_with_the_help_command(
+    arguments: list[str], reason: str, say: Callable[..., Said]
+) -> None:
     """A wrong command line gives one line with the reason and the help command."""
     said = say(*arguments)
     assert said.code == EXIT.USAGE
@@ -122,7 +124,9 @@ def test_usage(arguments: list[str], reason: str, say: Callable[..., Said]) -> N
     assert said.line().endswith(("(see 'firstfault run --help')", "Did you mean '--nodes'?"))
 
 
-def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_file_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A missing file is a wrong command line."""
     for path in (tmp_path / "missing.py", tmp_path):
         with pytest.raises(SystemExit) as caught:
@@ -157,7 +161,9 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     ],
     ids=["syntax", "import", "raise", "exit", "nnodes", "strategy", "misspelled", "function"],
 )
-def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..., Said]) -> None:
+def test_an_error_while_importing_the_file_is_one_line(
+    text: str, reason: str, say: Callable[..., Said]
+) -> None:
     """An error during the file's import is shown in one line, also a call of sys.exit()."""
     said = say("train", text=text)
     assert said.code == EXIT.USAGE
@@ -168,7 +174,7 @@ def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..
 @pytest.mark.parametrize(
     ("name", "other"), [("colorsys.py", "colorsys.py"), ("time.py", "a built-in one")]
 )
-def test_a_file_with_the_name_of_another_module(
+def test_a_file_that_another_module_shadows_is_named(
     name: str, other: str, say: Callable[..., Said]
 ) -> None:
     """If another module has the file's name, so that Python imports that one,
@@ -216,7 +222,7 @@ NO_OBJECT = "--inputs must be a JSON object like '{\"epochs\": 3}'"
         ("train", f'{{"epochs": 3, "rate": 1{"0" * 400}}}', "input rate is too large for float"),
     ],
 )
-def test_what_cannot_run(
+def test_an_unknown_task_or_unfit_inputs_are_refused_before_a_pod_starts(
     task: str,
     inputs: str | None,
     line: str,
@@ -245,7 +251,7 @@ def test_what_cannot_run(
         (dt.timedelta, "1 minute", dt.timedelta(minutes=1)),
     ],
 )
-def test_inputs(python_type: Any, value: Any, expected: Any) -> None:
+def test_inputs_become_the_tasks_types(python_type: Any, value: Any, expected: Any) -> None:
     """A JSON value becomes the task's type; a text is read as ``pyflyte run`` reads it,
     a time also with its zone.
     """
@@ -261,7 +267,7 @@ def test_inputs(python_type: Any, value: Any, expected: Any) -> None:
     }
 
 
-def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
+def test_an_unknown_strategy_is_refused_before_a_pod_starts(say: Callable[..., Said]) -> None:
     """An unknown strategy is refused before a pod starts; the message lists the known ones."""
     said = say(*GOOD, "--strategy", "earlyest")
     assert said.code == EXIT.USAGE
@@ -280,7 +286,7 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
         ),
     ],
 )
-def test_a_bad_store(
+def test_an_unknown_scheme_is_a_usage_error_and_a_bad_store_a_failed_tool(
     store: str,
     code: int,
     line: str,
@@ -297,7 +303,7 @@ def test_a_bad_store(
 
 
 @pytest.mark.slow
-def test_as_a_process(tmp_path: Path) -> None:
+def test_stderr_has_only_the_message_although_libraries_warn(tmp_path: Path) -> None:
     """In a process of its own stderr has nothing but the message,
     also if libraries warn while they are imported.
     """

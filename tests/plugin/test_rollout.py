@@ -61,7 +61,9 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize("first", ["flytekit", "flytekitplugins.kfpytorch"])
-def test_by_the_image(run: Run, tmp_path: Path, first: str) -> None:
+def test_an_entry_point_in_the_image_replaces_kfpytorch_for_every_process(
+    run: Run, tmp_path: Path, first: str
+) -> None:
     """A package with an entry point does it for every process that imports flytekit,
     whatever is imported first.
     """
@@ -99,7 +101,7 @@ print(config.nnodes, config.monitor_interval, config.strategy, type(config).__mo
     ],
     ids=["no kfpytorch", "another flytekit"],
 )
-def test_what_is_missing(run: Run, lacks: str, said: str) -> None:
+def test_the_hook_never_breaks_a_process(run: Run, lacks: str, said: str) -> None:
     """The hook cannot break a process: without kfpytorch there is nothing to do,
     another flytekit is a warning.
     """

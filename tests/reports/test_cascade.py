@@ -120,7 +120,7 @@ def test_every_rank_has_a_state() -> None:
         ("external", {State.STOPPED: 4}),
     ],
 )
-def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
+def test_all_ranks_with_the_fault_are_root_causes(name: str, states: dict[State, int]) -> None:
     """Ranks with the same failure are all root causes;
     ranks of a node that is the root cause keep their states.
     """
@@ -158,7 +158,7 @@ def test_a_verdict_without_its_documents_has_ranks_too() -> None:
     assert ranks[0].line == "lost its peer"
 
 
-def test_damaged_documents() -> None:
+def test_conflicting_ranks_and_impossible_world_sizes_are_contained() -> None:
     """If two nodes claim a rank, it is on the root cause's node;
     an impossible world size adds no ranks.
     """
@@ -232,7 +232,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
         (None, None, "", ""),
     ],
 )
-def test_how_much_later(
+def test_a_time_is_as_exact_as_the_clocks_allow(
     at_ms: float | None,
     bounds: tuple[float, float] | None,
     delay: str,
@@ -312,7 +312,9 @@ def test_an_unknown_order_is_not_shown() -> None:
         ((), ""),
     ],
 )
-def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str) -> None:
+def test_a_start_that_ended_alike_is_named_beside_an_unclear_retry(
+    headlines: tuple[str, ...], end: str
+) -> None:
     """That the restarted workers died as in the start before is said next to a
     retry that is unclear.
     """
@@ -326,7 +328,7 @@ def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str
     assert report.answers.retry_reason == report.decision.reason + end
 
 
-def test_a_range_of_one_time() -> None:
+def test_equal_bounds_are_one_time() -> None:
     """Bounds that are the same when rounded are one time,
     and a range from nothing has only its end.
     """
@@ -363,7 +365,7 @@ def test_without_a_useful_time_no_time_line_is_drawn() -> None:
     assert "worker-39" in FORMS["page"](report)
 
 
-def test_a_hang() -> None:
+def test_timed_out_ranks_of_a_hang_are_victims_of_an_unknown_start() -> None:
     """Timed-out ranks are victims. The start of the hang is unknown,
     so times are counted from the first failure.
     """
@@ -409,7 +411,7 @@ def test_the_time_line_is_within_its_drawing() -> None:
         assert min([lane.y for lane in timeline.lanes] + [bar.y for bar in timeline.bars]) > 0
 
 
-def test_a_damaged_start_is_no_start() -> None:
+def test_a_damaged_incarnation_is_no_start_of_the_job() -> None:
     """An incarnation that is no time, or of a clock that was not set,
     neither breaks a report nor begins the job.
     """
@@ -485,7 +487,9 @@ def test_labels_of_a_time_line_stand_apart() -> None:
         (tuple(range(0, 2_000, 2)), 5, "1000 ranks"),
     ],
 )
-def test_ranks_as_text(ranks: tuple[int, ...], limit: int, text: str) -> None:
+def test_consecutive_ranks_are_a_range_and_the_rest_is_counted(
+    ranks: tuple[int, ...], limit: int, text: str
+) -> None:
     """Consecutive ranks are a range, and ranks over the limit are counted."""
     assert format_ranks(ranks, limit) == text
 
@@ -494,7 +498,7 @@ _DURATIONS = "1 us, 143 us, 1.5 ms, 31 ms, 1.2 s, 42 s, 119 s, 10 min, 120 min, 
 _SECONDS = (9e-7, 143e-6, 1.5e-3, 31e-3, 1.25, 42, 119, 600, 7199, 7200, 172_799, 172_800)
 
 
-def test_durations() -> None:
+def test_a_duration_has_two_or_three_digits() -> None:
     """A time has two or three digits and one unit, a longer one from two of it."""
     for sign in (1, -1):
         assert (
@@ -515,7 +519,7 @@ def test_durations() -> None:
         ([], []),
     ],
 )
-def test_short_names(names: list[str], short: list[str] | None) -> None:
+def test_node_names_lose_their_common_prefix(names: list[str], short: list[str] | None) -> None:
     """The common prefix of all nodes is left out, except for the word before the number; None:
     nothing is.
     """
@@ -540,7 +544,9 @@ def test_short_names(names: list[str], short: list[str] | None) -> None:
         ({"at_ms": None}, "when it happened"),
     ],
 )
-def test_unknowns_of_a_certain_root_cause(fields: dict[str, Any], unknown: str) -> None:
+def test_unknowns_are_listed_although_the_root_cause_is_certain(
+    fields: dict[str, Any], unknown: str
+) -> None:
     """The answers list what is unknown even if the root cause is certain;
     a failed agent has no rank.
     """
@@ -602,7 +608,7 @@ _X, _Y, _7 = {"boot_id": "x"}, {"boot_id": "y"}, {"machine": "gpu-7"}
         ),
     ],
 )
-def test_what_changed_between_attempts(
+def test_known_facts_of_two_attempts_are_compared(
     before: dict[str, Any], after: dict[str, Any], change: str
 ) -> None:
     """Fault, rank, machine, GPU and versions are compared, as far as they are known."""
@@ -621,7 +627,7 @@ def test_an_unreadable_attempt_hides_no_change() -> None:
     assert both == "attempt 0 to 1: attempt 0 could not be read: access denied, attempt 1 succeeded"
 
 
-def test_attempts_stand_in_order() -> None:
+def test_attempts_are_sorted_and_the_last_outcome_is_named() -> None:
     """The report sorts attempts by number, and names the outcome of the last one."""
     report = report_conclusion(
         make_job(make_error()), attempts=(_attempt(2), _attempt(0), _attempt(1))

@@ -47,7 +47,7 @@ def _nobodys_fault(report: Report) -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_words_of_the_engine(name: str) -> None:
+def test_a_report_on_a_torchrun_job_has_no_words_of_flyte(name: str) -> None:
     """A report on a torchrun job mentions no task, no pod, no retry budget and no Flyte."""
     job = SCENES[name]().job
     failures = (replace(item, place=replace(item.place, engine="plain")) for item in job.failures)

@@ -126,7 +126,9 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
         ),
     ],
 )
-def test_the_first_line(decision: model.Decision, verdict: model.Verdict, line: str) -> None:
+def test_the_first_line_has_error_rank_node_decision_and_message(
+    decision: model.Decision, verdict: model.Verdict, line: str
+) -> None:
     """The first line has the error, rank, node, retry decision and message;
     without rank and node it says so.
     """
@@ -231,12 +233,14 @@ def _cascade() -> model.Verdict:
         ),
     ],
 )
-def test_facts(verdict: model.Verdict, decision: model.Decision, fact: str) -> None:
+def test_each_additional_fact_has_its_own_line(
+    verdict: model.Verdict, decision: model.Decision, fact: str
+) -> None:
     """Each additional fact has its own line."""
     assert fact in _message(verdict, decision).splitlines()
 
 
-def test_long_lists_are_counted() -> None:
+def test_eight_victims_and_unknowns_are_listed_and_the_rest_counted() -> None:
     """Eight victims and eight unknowns are listed, and the rest is counted."""
     verdict = _verdict(
         make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500))
@@ -363,7 +367,7 @@ _M, _K = 2**20, 2**10
         (_after(None, ""), "Stopped after: another node"),
     ],
 )
-def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
+def test_facts_about_the_root_cause_have_one_line_each(fields: dict[str, Any], fact: str) -> None:
     """What was counted and recorded where the root cause was has one line each,
     in readable units.
     """
@@ -396,12 +400,14 @@ def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
         ({"stack_dumps": (model.StackDump(0, None, "x"),), "rank": None, "pid": 0}, []),
     ],
 )
-def test_when_a_stack_is_shown(fields: dict[str, Any], shown: list[str]) -> None:
+def test_the_root_causes_stack_is_shown_if_it_has_no_traceback(
+    fields: dict[str, Any], shown: list[str]
+) -> None:
     """A stack is shown if it is the root's own and the root has no traceback."""
     assert list(build_sections(_shown(**fields)).stack.lines) == shown
 
 
-def test_the_lines_of_a_log() -> None:
+def test_log_lines_are_cut_and_progress_bars_show_their_last_state() -> None:
     """They are not empty; a progress bar has its last state, and long lines are cut."""
     log = "step 1\n\n" + "10%\r20%\r\x1b[1m30%\x1b[0m\r\n" + "x" * 500 + "\n"
     assert build_sections(_shown(log_tail=log)).log.lines == ("step 1", "30%", f"{'x' * 197}...")
@@ -446,7 +452,7 @@ def _recorded(name: str) -> Report:
         "no suspect",
     ],
 )
-def test_who_is_a_victim(name: str, followers: str) -> None:
+def test_victims_are_counted_by_what_happened_to_them(name: str, followers: str) -> None:
     """The victims are counted by what happened to them;
     of a killed agent the first line says that it was lost.
     """
@@ -476,7 +482,7 @@ def test_a_clock_an_hour_off_is_corrected() -> None:
     assert not any("clocks" in sentence for sentence in report.answers.unknown)
 
 
-def test_a_group_of_exceptions_says_what_is_in_it() -> None:
+def test_an_exception_group_names_its_members() -> None:
     """A task group's own text does not say what failed."""
     leaf = model.ExceptionInfo(
         "ValueError",
@@ -514,7 +520,7 @@ _ENDED = model.ThreadFailure(
     ],
     ids=["crashed", "ended"],
 )
-def test_the_place_is_that_of_the_thread_that_failed(failure: model.WorkerError) -> None:
+def test_the_place_is_the_line_of_the_failed_thread(failure: model.WorkerError) -> None:
     """If a thread is why its process crashed, or stands still, the report leads to its line,
     not the main one's.
     """
@@ -529,7 +535,7 @@ def test_the_place_is_that_of_the_thread_that_failed(failure: model.WorkerError)
     assert answers.steps[0].text.endswith("data.py:12 in decode")
 
 
-def test_one_document_without_rank_and_node() -> None:
+def test_a_job_without_firstfault_has_error_and_advice_but_no_place() -> None:
     """A job without firstfault has one document: it gives the error and the advice,
     but not the place.
     """
@@ -581,7 +587,7 @@ def _commands(report: Report) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)]
 )
-def test_the_engine_is_the_documents(name: str, engine: object) -> None:
+def test_the_engines_words_are_chosen_by_the_documents(name: str, engine: object) -> None:
     """Documents without an engine's name are Flyte's;
     an unknown name gives the words of no engine.
     """
@@ -603,7 +609,9 @@ def test_the_engine_is_the_documents(name: str, engine: object) -> None:
         ("plain", "node_lost", []),
     ],
 )
-def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
+def test_kubectl_commands_are_only_in_reports_on_kubernetes(
+    engine: str, category: str, commands: list[str]
+) -> None:
     """Only reports on Kubernetes have kubectl commands;
     a log that is a file on this machine needs no engine.
     """
@@ -611,7 +619,7 @@ def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
     assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
 
 
-def test_the_logs_of_many_nodes() -> None:
+def test_an_unknown_cause_lists_the_logs_of_the_first_nodes() -> None:
     """If the cause is unknown, the logs of the first nodes are listed,
     in the order of their numbers.
     """
@@ -639,7 +647,7 @@ def test_the_logs_of_many_nodes() -> None:
     assert _commands(report) == [f"kubectl logs w-{number}" for number in range(4)]
 
 
-def test_no_kubernetes() -> None:
+def test_a_node_named_as_its_host_is_a_machine_without_kubectl() -> None:
     """A node that has its host's name and no namespace is a machine: kubectl doesn't know it."""
     for host, namespace, commands in (("w-1", "", 0), ("w-1", "team", 1), ("laptop", "", 1)):
         report = _report("flyte2", host=host, namespace=namespace)
@@ -664,7 +672,7 @@ def test_a_command_has_no_text_of_a_document(text: str) -> None:
 
 
 @pytest.mark.parametrize("category", model.CATEGORIES)
-def test_the_advice(category: str) -> None:
+def test_advice_without_kubernetes_names_no_pod(category: str) -> None:
     """Advice without Kubernetes names no pod."""
     (_, plain), (_, flyte) = (
         describe_fault_owner(category, PLAIN),
@@ -684,14 +692,16 @@ def test_the_advice(category: str) -> None:
         (replace(_AGAIN, retries_left=0), "no retries left", "yes"),
     ],
 )
-def test_the_retry_answer(decision: model.Decision, flyte: str, plain: str) -> None:
+def test_the_retry_answer_has_spent_retries_and_who_follows_it(
+    decision: model.Decision, flyte: str, plain: str
+) -> None:
     """With Flyte, it includes spent retries and whether Flyte follows the decision;
     without an engine it is plain.
     """
     assert (FLYTE.describe_retry(decision), PLAIN.describe_retry(decision)) == (flyte, plain)
 
 
-def test_every_form_has_the_engines_words() -> None:
+def test_without_an_engine_no_form_mentions_flyte_or_kubernetes() -> None:
     """No form of a report on a job without an engine mentions Flyte's decisions or Kubernetes."""
     report = _report("plain", category="node_lost")
     for text in (flyte_message(report), markdown(report), terminal_text(report)):

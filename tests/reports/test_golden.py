@@ -95,7 +95,7 @@ def _table() -> str:
     return "\n".join(rows)
 
 
-def test_the_documented_first_lines() -> None:
+def test_the_documented_first_lines_are_those_of_the_golden_files() -> None:
     """The table in docs/guides/report.md has the first line of each golden file;
     ``make golden`` writes it.
     """
@@ -120,7 +120,7 @@ def test_each_scope_and_category_has_a_scene() -> None:
 
 
 @pytest.mark.parametrize("scene", [*SCOPE_SCENES.values(), *CATEGORY_SCENES.values()])
-def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
+def test_messages_are_short_ascii_and_begin_with_the_answer(scene: Callable[[], Report]) -> None:
     """The message is ASCII and below 16 KB; its first line is short and begins with the answer,
     as the last does.
     """

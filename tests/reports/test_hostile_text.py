@@ -65,7 +65,7 @@ def _report(text: str, root: str = "raised", scope: Scope = Scope.RANK) -> Repor
 
 
 @pytest.mark.parametrize(("root", "scope"), _KINDS)
-def test_every_form_of_every_text(root: str, scope: Scope) -> None:
+def test_no_text_makes_a_form_raise(root: str, scope: Scope) -> None:
     """No text makes a form raise, whatever the root cause is, and the JSON is JSON."""
     for text in (
         EVIL["steering"] + EVIL["lines"] + EVIL["markup"] + EVIL["surrogates"],
@@ -81,7 +81,7 @@ def test_every_form_of_every_text(root: str, scope: Scope) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_control_characters(form: str) -> None:
+def test_no_form_has_control_characters(form: str) -> None:
     """No form has escape sequences, other control characters or marks that change
     the direction of text.
     """

@@ -160,7 +160,9 @@ def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[...,
     assert opened.evaluate("document.activeElement.getBoundingClientRect().top") < _HEIGHT
 
 
-def test_copy_and_download(open_page: Callable[..., Page]) -> None:
+def test_copies_and_downloads_have_the_markdown_command_and_json(
+    open_page: Callable[..., Page],
+) -> None:
     """The clipboard gets the Markdown, a command its own text;
     the download is firstfault.verdict/v1.
     """
@@ -196,7 +198,7 @@ def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
 # --- ten thousand ---------------------------------------------------------------------------------
 
 
-def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
+def test_a_page_of_10000_ranks_is_small_and_filterable(open_page: Callable[..., Page]) -> None:
     """The file is small, pages have 100 ranks, and filters find one rank among all."""
     text = page_of("ten-thousand-ranks")
     assert len(text.encode()) < _LARGEST
@@ -222,7 +224,9 @@ def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
 
 
 @pytest.mark.timing
-def test_ten_thousand_ranks_are_quick(open_page: Callable[..., Page]) -> None:
+def test_a_page_of_10000_ranks_is_shown_and_filtered_at_once(
+    open_page: Callable[..., Page],
+) -> None:
     """The page is shown at once, and a filter takes less than a second."""
     opened = open_page(page_of("ten-thousand-ranks"))
     until(opened, "performance.getEntriesByName('first-contentful-paint').length")
@@ -234,7 +238,7 @@ def test_ten_thousand_ranks_are_quick(open_page: Callable[..., Page]) -> None:
     assert time.monotonic() - began < 1
 
 
-def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
+def test_groups_of_10000_messages_are_paged_in_a_small_file(open_page: Callable[..., Page]) -> None:
     """If each rank is its own group, the groups are paged too, and the file is small."""
     text = page_of("ten-thousand-messages")
     assert len(text.encode()) < _LARGEST
@@ -257,7 +261,7 @@ def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
     [("文件不存在" * 80, True), ("<" * 200, False)],
     ids=["three bytes, one fault", "escaped, a fault each"],
 )
-def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
+def test_no_characters_make_a_large_file(text: str, one_fault: bool) -> None:
     """The limit counts a character's encoded size in the page,
     so that no text makes a large file.
     """
@@ -274,7 +278,7 @@ def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
 # --- 64 nodes of 8 ranks --------------------------------------------------------------------------
 
 
-def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -> None:
+def test_the_grid_opens_at_a_lost_node(open_page: Callable[..., Page]) -> None:
     """If a node is the root cause, the grid opens at its ranks, and Tab leads to them."""
     for scripts in (True, False):
         opened = open_page(page_of("lost-node"), scripts=scripts)
@@ -378,7 +382,7 @@ def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
     assert opened.locator("#ff-nodes option").count() == 64
 
 
-def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
+def test_filters_are_cleared_and_restored(open_page: Callable[..., Page]) -> None:
     """Clearing a filter equals "Show all", and values that a browser restores
     after Back are applied.
     """
@@ -420,7 +424,7 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     )
 
 
-def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None:
+def test_links_leave_back_and_ctrl_click_to_the_browser(open_page: Callable[..., Page]) -> None:
     """Back returns to the last position, Ctrl-click opens a tab,
     and a document links to its evidence.
     """
@@ -457,7 +461,7 @@ def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
     assert "504, 507, 510" in opened.locator(".ff-all").inner_text()
 
 
-def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
+def test_print_shows_the_filter_and_open_folds(open_page: Callable[..., Page]) -> None:
     """In print the filter and the range are shown, folds are open without scripts,
     and the drawing is whole.
     """

@@ -15,7 +15,7 @@ def _report(host: str, namespace: str = "") -> Report:
     return report_conclusion(conclude(make_job(replace(failure, place=place))), uri="")
 
 
-def test_the_machine_of_a_pod() -> None:
+def test_a_pods_machine_is_unknown_without_node_name() -> None:
     """A pod in a cluster has its own name for a host, so its machine isn't known without NODE_NAME;
     another host is the machine, where kubectl knows nothing.
     """

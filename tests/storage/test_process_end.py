@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("seconds", ["60", "0.004"], ids=["writes", "gives up"])
-def test_a_process_ends_right_after_its_requests(s3: S3, seconds: str) -> None:
+def test_processes_that_end_right_after_requests_are_not_aborted(s3: S3, seconds: str) -> None:
     """Of 8 processes, four at a time, none is aborted:
     without the wait at their end about one in eight was.
     """
@@ -99,7 +99,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("_nowhere")
-def test_a_bucket_of_another_region(
+def test_a_bucket_of_another_region_is_one_line_with_that_region(
     run: Callable[..., Ran], elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the region to set."""
@@ -126,7 +126,7 @@ for uri, settings in {cases}:
 
 
 @pytest.mark.usefixtures("_nowhere")
-def test_one_line_in_time() -> None:
+def test_missing_credentials_and_wrong_ports_are_one_line_each() -> None:
     """Missing credentials and wrong ports are one line each,
     and leave nothing that is printed at a process's end.
     """

@@ -62,7 +62,7 @@ def refusals(
 @pytest.mark.parametrize(
     "wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"]
 )
-def test_wrong_credentials(
+def test_wrong_credentials_raise_access_denied(
     s3: S3,
     environment_of: Callable[..., Any],
     with_store: WithStore,
@@ -80,7 +80,7 @@ def test_wrong_credentials(
 
 
 @pytest.mark.parametrize("variables", ["AWS_", "FLYTE_AWS_"])
-def test_credentials_come_from_either_kind_of_variables(
+def test_variables_of_flytekit_or_botocore_suffice(
     s3: S3,
     monkeypatch: pytest.MonkeyPatch,
     with_store: WithStore,
@@ -93,7 +93,7 @@ def test_credentials_come_from_either_kind_of_variables(
     assert with_store(s3.uri(), VERBS["list"]) == []
 
 
-def test_given_options_win(
+def test_passed_options_replace_the_environments(
     s3_environ: S3,
     faulty_proxy: FaultyProxy,
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +108,7 @@ def test_given_options_win(
     assert with_store(s3_environ.uri(), VERBS["list"], secret=s3_environ.secret_key) == []
 
 
-def test_no_credentials_and_an_instance_service_that_hangs(
+def test_without_credentials_the_error_names_the_variables_in_time(
     s3: S3,
     silent_server: SilentServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +129,7 @@ def test_no_credentials_and_an_instance_service_that_hangs(
     )
 
 
-def test_an_account_that_may_not_list(
+def test_the_error_of_a_forbidden_listing_names_the_permission(
     s3_no_list: S3, environment_of: Callable[..., Any], with_store: WithStore
 ) -> None:
     """An account without the list permission can read and write;
@@ -145,7 +145,9 @@ def test_an_account_that_may_not_list(
         )
 
 
-def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: WithStore) -> None:
+def test_a_missing_bucket_raises_an_error_about_its_name(
+    s3_environ: S3, with_store: WithStore
+) -> None:
     """A missing bucket raises an error that says to check its name;
     so does a name against the rules.
     """
@@ -157,7 +159,7 @@ def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: WithStore) -> 
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_an_endpoint_without_a_listener(
+def test_a_refused_connection_raises_store_unavailable(
     s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
 ) -> None:
     """A refused connection raises StoreUnavailableError, which says to check the endpoint."""
@@ -167,7 +169,7 @@ def test_an_endpoint_without_a_listener(
         assert "check the endpoint" in text
 
 
-def test_an_endpoint_without_a_scheme(
+def test_an_endpoint_that_is_no_url_is_a_usage_error(
     s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
 ) -> None:
     """An endpoint that is not a URL raises a UsageError."""
@@ -179,7 +181,7 @@ def test_an_endpoint_without_a_scheme(
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("verb", ["list", "write"])
-def test_a_server_that_never_answers(
+def test_a_silent_server_costs_one_read_timeout_per_attempt(
     s3_environ: S3,
     silent_server: SilentServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +200,7 @@ def test_a_server_that_never_answers(
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_a_fault_that_passes(
+def test_up_to_three_transient_faults_are_retried(
     s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore
 ) -> None:
     """Up to three transient faults in a row are retried."""
@@ -214,7 +216,7 @@ def test_a_fault_that_passes(
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("fault", ["503", "500", "drop"])
-def test_a_fault_that_stays(
+def test_a_lasting_fault_raises_store_unavailable_after_four_requests(
     s3_environ: S3,
     faulty_proxy: FaultyProxy,
     with_store: WithStore,
@@ -229,7 +231,7 @@ def test_a_fault_that_stays(
         assert len(faulty_proxy.requests) - before in ({4, 8} if fault == "drop" else {4})
 
 
-def test_a_bucket_in_another_region(
+def test_a_redirect_to_another_region_is_followed(
     s3_environ: S3,
     faulty_proxy: FaultyProxy,
     with_store: WithStore,

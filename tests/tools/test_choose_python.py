@@ -62,7 +62,7 @@ def _chosen(folder: Path, programs: dict[str, str], given: str = "") -> tuple[in
         "uv without a network", "newer, alone",
     ],
 )  # fmt: skip
-def test_the_choice(  # noqa: PLR0917 - a table
+def test_python3_is_chosen_if_flytekit_supports_it_else_another(  # noqa: PLR0917 - a table
     programs: dict[str, str],
     python: str,
     extra: str,
@@ -82,7 +82,7 @@ def test_the_choice(  # noqa: PLR0917 - a table
 
 
 @pytest.mark.parametrize(("minor", "extra"), [(12, "elastic"), (13, "torch")])
-def test_a_given_interpreter_is_taken(minor: int, extra: str, tmp_path: Path) -> None:
+def test_an_interpreter_that_the_user_names_is_used(minor: int, extra: str, tmp_path: Path) -> None:
     """An interpreter that the user names is used, without Flyte if flytekit does not support it."""
     others = {"python3": _python(13), "python3.12": _python(12), "theirs": _python(minor)}
     code, lines, _ = _chosen(tmp_path, others, given=str(tmp_path / "theirs"))
@@ -91,7 +91,7 @@ def test_a_given_interpreter_is_taken(minor: int, extra: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", ["", "python3", "nowhere"])
-def test_no_interpreter_is_new_enough(
+def test_without_a_usable_interpreter_one_line_says_which_to_name(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an interpreter that can be used the script fails,

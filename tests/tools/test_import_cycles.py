@@ -61,7 +61,7 @@ def circle(imports: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_circle() -> None:
+def test_no_modules_import_each_other_even_for_annotations() -> None:
     """In none of the packages do modules import each other, imports for annotations included."""
     texts = {name: file.read_text() for name, file in _modules().items()}
     assert circle(imports_of(texts)) == []
@@ -84,6 +84,6 @@ def test_no_circle() -> None:
     ],
     ids=["three", "a submodule is not its package", "a package and its module", "none"],
 )
-def test_circles_are_found(texts: dict[str, str], found: set[str]) -> None:
+def test_cycles_are_found_wherever_imports_stand(texts: dict[str, str], found: set[str]) -> None:
     """Imports count wherever they stand; a submodule's import is not its package's."""
     assert set(circle(imports_of(texts))) == found

@@ -60,14 +60,14 @@ def _find_classes() -> Iterator[tuple[Path, ast.ClassDef]]:
                     yield path, node
 
 
-def test_sizes() -> None:
+def test_no_file_function_or_folder_is_too_large() -> None:
     """No file, function or folder of the product is larger than `make sizes` allows;
     parameters are ruff's matter.
     """
     assert [line for line in sizes.excesses(SOURCES) if not line.endswith("parameters")] == []
 
 
-def test_a_size_that_is_too_large() -> None:
+def test_make_sizes_names_what_is_too_large() -> None:
     """`make sizes` names a file, a class, a function and a folder that are too large."""
     large_function = "def far():\n" + "    pass\n" * (sizes.LARGEST_FUNCTION + 1)
     large_class = "class Far:\n" + "    pass\n" * (sizes.LARGEST_CLASS + 1)

@@ -46,7 +46,7 @@ def _run(
     )
 
 
-def test_a_bug_runs_once(tmp_path: Path) -> None:
+def test_all_nodes_exit_with_the_code_that_stops_the_job_after_a_bug(tmp_path: Path) -> None:
     """All nodes leave with the code that stops the job, whichever of them failed."""
     job = _run(tmp_path, "bug", program=FLAKY)
     assert [node.code for node in job.nodes] == [93, 93]
@@ -56,7 +56,7 @@ def test_a_bug_runs_once(tmp_path: Path) -> None:
     assert (written["decision"]["action"], written["decision"]["failed_starts"]) == ("stop", 1)
 
 
-def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
+def test_the_same_fault_twice_without_progress_stops_the_job(tmp_path: Path) -> None:
     """A recoverable exception runs again once; the program of the next attempt can read why
     the one before failed.
     """
@@ -73,7 +73,7 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`"
 )
 @pytest.mark.timeout(LONG_S * 2)
-def test_with_progress_it_continues(tmp_path: Path) -> None:
+def test_the_same_fault_after_progress_continues(tmp_path: Path) -> None:
     """The same fault as before doesn't stop a job that has trained for 10 minutes in between."""
     assert [node.code for node in _run(tmp_path, "recoverable").nodes] == [75, 75]
     assert [
@@ -84,7 +84,9 @@ def test_with_progress_it_continues(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "lines", "warnings"), [("observe", 1, 0), ("obsrve", 1, 1), ("off", 0, 0)]
 )
-def test_other_modes_change_nothing(tmp_path: Path, mode: str, lines: int, warnings: int) -> None:
+def test_observe_and_off_keep_torchruns_exit_code(
+    tmp_path: Path, mode: str, lines: int, warnings: int
+) -> None:
     """All nodes leave with torchrun's code; "observe" prints what would have happened,
     as does a misspelled value.
     """
@@ -104,7 +106,7 @@ def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "retry", "retry:75,", "retry:75,stop:0", "stop:256", "often:3", "slurm"]
 )
-def test_bad_lists_of_codes(text: str) -> None:
+def test_a_bad_list_of_exit_codes_is_refused(text: str) -> None:
     """A list that names no code, an unknown action or a code that no
     process can have is refused.
     """

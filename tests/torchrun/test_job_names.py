@@ -24,7 +24,9 @@ HOST = socket.gethostname()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.of}-{source.variables[0]}")
-def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_gives_a_name_and_precedes_those_below(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each row of the table gives a name if its variables are set,
     and comes before the rows below it.
     """
@@ -41,7 +43,7 @@ def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.source == " and ".join(source.variables)
 
 
-def test_the_table_on_the_page() -> None:
+def test_the_documented_table_is_that_of_the_code() -> None:
     """docs/start/clusters.md has the table of the code."""
     rows = [
         f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} |"
@@ -65,12 +67,12 @@ def test_the_table_on_the_page() -> None:
         ("0c2e1c9e-7a06-4d2b-9d3a-0a5e6a4f1b11", None),
     ],
 )
-def test_names_of_folders(value: str, cleaned: str | None) -> None:
+def test_a_name_is_one_folder_and_a_drawn_name_is_none(value: str, cleaned: str | None) -> None:
     """A name is one folder below the user's; a name that torchrun drew is none."""
     assert read_job_names(value, {}).job.value == (cleaned or "")
 
 
-def test_an_attempt_that_is_not_a_number() -> None:
+def test_an_attempt_that_is_no_number_is_ignored() -> None:
     """It does not count."""
     found = read_job_names("", {"FIRSTFAULT_ATTEMPT": "two", "SLURM_RESTART_COUNT": "3"})
     assert found.attempt == ("3", "SLURM_RESTART_COUNT")
@@ -89,7 +91,9 @@ def _folder(
     return chosen.folder
 
 
-def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_in_a_manifest_is_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No shell expands "~" in a manifest, nor in `--ff-folder=~/runs`;
     a block of YAML ends with a line break.
     """
@@ -109,7 +113,9 @@ def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("root", ["/runs", "s3://bucket/runs"])
-def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_job_of_the_same_name_adds_no_attempts(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run belongs to one job of the scheduler: another one with the same FIRSTFAULT_JOB
     never adds attempts to it.
     """
@@ -128,7 +134,9 @@ def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.M
     assert run("5", FIRSTFAULT_ATTEMPT="1") == "team-llama-7b/1"
 
 
-def test_a_job_that_an_array_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_tasks_and_jobs_that_they_submit_are_separate_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task of an array and the jobs that it submits, which inherit its variables,
     are separate runs.
     """
@@ -141,7 +149,7 @@ def test_a_job_that_an_array_submits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert requeued == f"{tmp_path}/700_3-4711/1"
 
 
-def test_steps_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_of_a_job_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is a run with its own attempts,
     also if its nodes have no common store to agree on a name.
     """
@@ -156,7 +164,9 @@ def test_steps_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert found == [f"{tmp_path}/4711/{number}", f"{tmp_path}/4711.2/{number}"] * 2
 
 
-def test_a_name_that_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_belongs_to_the_latest_job_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A restart belongs to the job that was begun last,
     not to an older one of this name with fewer attempts.
     """
@@ -186,7 +196,9 @@ def test_runs_on_a_storage_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert _folder(monkeypatch, root, run_id="train").startswith(f"{root}/train-")
 
 
-def test_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_nodes_take_the_name_that_the_first_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All nodes of a run take the name that the first one claimed,
     also if nothing names the job.
     """
@@ -196,7 +208,7 @@ def test_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _folder(monkeypatch, tmp_path, dist.HashStore) not in folders
 
 
-def test_nodes_that_cannot_agree(
+def test_nodes_without_a_store_take_the_name_of_the_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a store before the first round, variables name the folder;
@@ -234,13 +246,17 @@ def test_nodes_that_cannot_agree(
         ("", (0, 0, 0)),
     ],
 )
-def test_ranks_by_launcher(variables: str, found: tuple[int | None, int, int]) -> None:
+def test_ranks_are_those_of_the_nearest_launcher(
+    variables: str, found: tuple[int | None, int, int]
+) -> None:
     """Rank, local rank and world size are those of the launcher that is nearest to the process."""
     assert rank_of(dict(item.split("=") for item in variables.split())) == found
 
 
 @pytest.mark.jobs
-def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeued_jobs_failure_is_found_in_the_common_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The failure of the requeued job is found in the common folder,
     and its report tells where its name came from.
     """

@@ -54,7 +54,8 @@ def jobs(
         item.callspec.params["case"]
         for item in request.session.items
         if item.path == request.path
-        and getattr(item, "originalname", "") == test_a_cascade.__name__
+        and getattr(item, "originalname", "")
+        == test_all_nodes_print_the_same_verdict_and_leave_no_process.__name__
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
@@ -73,7 +74,7 @@ def _report(prefix: str) -> tuple[str, Conclusion]:
     return re.sub(r"\S*/node-\d/\S*", "FOLDER", page(reader.report(conclusion))), conclusion
 
 
-def test_success(tmp_path: Path) -> None:
+def test_a_success_prints_what_torchrun_prints(tmp_path: Path) -> None:
     """A job that succeeds prints what it prints under torchrun,
     also if the nodes' store is a file.
     """
@@ -84,7 +85,7 @@ def test_success(tmp_path: Path) -> None:
     assert job.left == []
 
 
-def test_a_rank_that_leaves(tmp_path: Path) -> None:
+def test_a_rank_that_leaves_its_group_early_is_the_root_cause(tmp_path: Path) -> None:
     """A rank that destroys its process group and ends, while the others need it,
     is the root cause.
     """
@@ -93,7 +94,7 @@ def test_a_rank_that_leaves(tmp_path: Path) -> None:
     assert job.nodes[0].headline.startswith("ended early, rank 1 on host-1: ")
 
 
-def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
+def test_peers_report_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     """The other node, whose workers run, hears of it."""
     job = run_job(
         tmp_path,
@@ -123,7 +124,7 @@ time.sleep(300)
 
 
 @pytest.mark.parametrize("lost", [1, 0])
-def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
+def test_peers_report_a_killed_agent_even_if_it_hosted_the_store(lost: int, tmp_path: Path) -> None:
     """The other node says which one is lost, also if that one hosted the store,
     and with it all that they share.
     """
@@ -140,7 +141,9 @@ def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])
-def test_a_cascade(case: Case, begins: str, jobs: dict[str, Future[Job]]) -> None:
+def test_all_nodes_print_the_same_verdict_and_leave_no_process(
+    case: Case, begins: str, jobs: dict[str, Future[Job]]
+) -> None:
     """All nodes end with the same few lines, which name the injected fault, and code 1,
     and leave no process.
     """

@@ -66,7 +66,7 @@ def choose(name: str = "job") -> Path:
 
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("at", [f"job/{RUN_MARK}", "job", "job/0"])
-def test_in_the_folder_of_runs(
+def test_no_planted_link_in_the_folder_of_runs_is_followed(
     plant: str,
     at: str,
     home: Path,
@@ -89,7 +89,9 @@ def test_in_the_folder_of_runs(
     assert shared in folder.parents or (root in folder.parents and folder != root / "job" / "0")
 
 
-def test_in_the_working_folder(home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_gitignore_creates_no_file(
+    home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A .gitignore that is a link to a file that doesn't exist yet makes no file there."""
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
     monkeypatch.chdir(shared)
@@ -99,7 +101,9 @@ def test_in_the_working_folder(home: Path, shared: Path, monkeypatch: pytest.Mon
     assert untouched(home)
 
 
-def test_the_users_own_link(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_link_to_the_folder_is_followed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user may link .firstfault in their working folder to a larger disk."""
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -110,7 +114,7 @@ def test_the_users_own_link(home: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("plant", ["link", "dangling link", "hard link", "pipe", "open folder"])
-def test_the_name_among_temporary_files(
+def test_a_taken_private_folder_is_replaced_by_another(
     plant: str,
     home: Path,
     shared: Path,
@@ -142,7 +146,7 @@ def test_the_name_among_temporary_files(
     assert (pruned.return_value, f"removed {folder.parent}" in pruned.output) == (EXIT.OK, True)
 
 
-def test_without_a_folder_for_temporary_files(
+def test_a_job_records_without_a_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job records in its folder although the machine has no folder for temporary files."""
@@ -159,7 +163,7 @@ def test_without_a_folder_for_temporary_files(
     assert CliRunner().invoke(group, ["prune"], standalone_mode=False).return_value == EXIT.OK
 
 
-def test_prune_follows_no_mark(home: Path, shared: Path) -> None:
+def test_prune_ignores_a_mark_that_is_a_pipe(home: Path, shared: Path) -> None:
     """`firstfault prune` neither waits for nor removes a run whose mark was replaced by a pipe."""
     os.close(begin_run(shared / "job"))
     (shared / "job" / RUN_MARK).unlink()
@@ -212,7 +216,7 @@ def machine() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
 @pytest.mark.parametrize("place", ["tmp", "group", "working folder"])
-def test_another_user(place: str, machine: Path) -> None:
+def test_two_users_record_and_leave_each_others_folders_alone(place: str, machine: Path) -> None:
     """Another user's folders and links are left alone, and each of two users records."""
 
     def run(code: str, user: int) -> str:

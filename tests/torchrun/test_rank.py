@@ -92,7 +92,9 @@ def settled(prefix: Prefix, count: int) -> None:
         ("hang", SLURM, "hang, rank 1 on host-1: it was at faulty.py:"),
     ],
 )
-def test_a_fault(fault: str, names: tuple[str, str, str], headline: str, tmp_path: Path) -> None:
+def test_the_failed_rank_is_named_whatever_the_launcher_does(
+    fault: str, names: tuple[str, str, str], headline: str, tmp_path: Path
+) -> None:
     """The rank that failed is named, whether or not the launcher terminates the others."""
     way = [*RECORD, TRAINING, fault] if names is SLURM else [TRAINING, fault, "import"]
     codes = _ended(way, names, tmp_path)
@@ -130,7 +132,7 @@ ENDS = {
 """How a rank ends: the signal and the exception that are recorded; None: it ends by itself."""
 
 
-def test_ends_of_a_rank(tmp_path: Path) -> None:
+def test_a_rank_without_stacks_was_killed_and_others_name_their_signal(tmp_path: Path) -> None:
     """A signal is told by the stacks that it wrote, and one that wrote none is SIGKILL;
     a program's handler stays.
     """
@@ -195,7 +197,7 @@ NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
         ("s3://ff/", {"FIRSTFAULT_ATTEMPT": "3"}, "ff, attempt 3 (FIRSTFAULT_ATTEMPT)", "s3://ff"),
     ],
 )
-def test_the_name_in_the_report(
+def test_the_report_names_job_folder_and_source(
     folder: str,
     variables: dict[str, str],
     told: str,
@@ -222,7 +224,9 @@ def test_the_name_in_the_report(
         (["program.py"], "spawn"),
     ],
 )
-def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
+def test_a_recorded_program_prints_and_returns_what_it_does_without(
+    command: list[str], how: str, tmp_path: Path
+) -> None:
     """A program that `firstfault_torch.record` runs sees,
     prints and returns what it does without.
     """
@@ -257,7 +261,7 @@ def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
     )
 
 
-def test_without_a_folder() -> None:
+def test_without_a_folder_the_first_rank_says_what_to_set() -> None:
     """The first rank says once what to set, and the program runs as without firstfault."""
     code = "from firstfault_torch.torchrun import rank; rank.begin(); rank.begin(); print('trains')"
     for number, said in ((0, 1), (1, 0)):
@@ -272,7 +276,7 @@ def test_without_a_folder() -> None:
         assert ended.stderr.count("set FIRSTFAULT_FOLDER") == said
 
 
-def test_without_a_program() -> None:
+def test_record_without_a_program_explains_its_use() -> None:
     """`python -m firstfault_torch.record` alone explains how it is used."""
     ended = subprocess.run([sys.executable, *RECORD], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

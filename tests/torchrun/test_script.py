@@ -102,7 +102,7 @@ HOWS = {
 CODES = {"fails": 3, "fails_by_keyword": 255, "explains": 1, "prints_a_number": 1}
 
 
-def test_how_a_program_ended(tmp_path: Path) -> None:
+def test_an_exit_is_recorded_with_place_code_and_exception(tmp_path: Path) -> None:
     """An exit is told with its place and code, and as the exception for which the program called
     it.
     """

@@ -76,7 +76,7 @@ NOT_LAST = {
     [*((parts, True) for parts in LAST.values()), *((parts, False) for parts in NOT_LAST.values())],
     ids=[*LAST, *NOT_LAST],
 )
-def test_an_exit_in_the_last_statement(
+def test_a_successful_exit_in_the_last_statement_is_the_programs_end(
     tmp_path: Path, parts: tuple[str, str, int], is_end: bool
 ) -> None:
     """A program whose last statement exits with success has reached its end, and no other one."""
@@ -88,7 +88,7 @@ def test_an_exit_in_the_last_statement(
     assert ended.stdout == ("finished: its program reached its end" if is_end else "")
 
 
-def test_the_traceback_has_no_frame_of_firstfault(tmp_path: Path) -> None:
+def test_a_program_that_catches_its_exit_sees_no_frame_of_firstfault(tmp_path: Path) -> None:
     """A program that catches its own exit sees it with its code, as without firstfault."""
     program = tmp_path / "program.py"
     last = (

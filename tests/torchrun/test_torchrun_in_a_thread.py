@@ -38,7 +38,7 @@ def _run_in_thread(folder: Path) -> None:
     thread.join()
 
 
-def test_a_job_in_a_thread(tmp_path: Path) -> None:
+def test_a_thread_gets_torchs_exception_and_its_process_continues(tmp_path: Path) -> None:
     """With exit codes the thread gets torch's exception, because the code is for a process;
     and that goes on.
     """

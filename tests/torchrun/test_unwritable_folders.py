@@ -87,7 +87,9 @@ def _torchrun(program: str) -> tuple[str, ...]:
         ("full", r"cannot be written \(.*No space left on device.*\)"),
     ],
 )
-def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
+def test_a_node_that_cannot_write_the_folder_records_in_another(
+    kind: str, why: str, tmp_path: Path
+) -> None:
     """A node that cannot write the folder records in one for temporary files,
     and one line says so.
     """
@@ -103,7 +105,7 @@ def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.jobs
-def test_a_dead_folder(tmp_path: Path) -> None:
+def test_a_job_succeeds_on_a_mount_that_never_answers(tmp_path: Path) -> None:
     """A job that succeeds does so on a mount that answers nothing."""
     ended = _on("dead", tmp_path, *_torchrun(SUCCEEDS))
     assert (ended.returncode, ended.stdout) == (0, "trained\ntrained\n")
@@ -113,7 +115,7 @@ def test_a_dead_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.jobs
-def test_a_folder_that_fills(tmp_path: Path) -> None:
+def test_a_job_that_fills_its_folder_still_has_a_verdict(tmp_path: Path) -> None:
     """A job that fills its folder fails with its verdict,
     and its documents are shown from another folder.
     """
@@ -128,7 +130,7 @@ def test_a_folder_that_fills(tmp_path: Path) -> None:
 
 
 @pytest.mark.jobs
-def test_no_folder_for_temporary_files(tmp_path: Path) -> None:
+def test_a_job_records_although_no_other_folder_is_writable(tmp_path: Path) -> None:
     """A job records in its folder where nothing else can be written,
     as in a container with a read-only disk.
     """
@@ -174,7 +176,7 @@ while True:
 
 
 @pytest.mark.jobs
-def test_a_program_that_has_opened_all_the_files_it_may(tmp_path: Path) -> None:
+def test_an_exception_is_recorded_without_free_descriptors(tmp_path: Path) -> None:
     """Its exception is recorded nevertheless, without a warning,
     and the number of files is told.
     """
