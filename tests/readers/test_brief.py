@@ -46,7 +46,7 @@ def count(text: str) -> int:
     return count_tokens(text.split("\n"))
 
 
-def test_a_failure(brief: Brief) -> None:
+def test_a_brief_has_cause_confidence_and_last_lines(brief: Brief) -> None:
     """A brief has the cause, its confidence, the first failure's lines with numbers,
     and each rank's last lines.
     """
@@ -60,7 +60,7 @@ def test_a_failure(brief: Brief) -> None:
     assert "2 [rank 0]: (first step) step 0 loss 2.0\n" in text
 
 
-def test_a_success_and_an_unknown_end(brief: Brief) -> None:
+def test_a_brief_says_whether_a_success_is_proven(brief: Brief) -> None:
     """Without a failure, a brief says whether a success is proven,
     and quotes the end of the log.
     """
@@ -95,7 +95,7 @@ def test_several_logs_are_merged_by_time(brief: Brief) -> None:
     assert "- `job.log`: 5 lines, 2031-05-06 07:08:00 to 2031-05-06 07:08:06\n" in text
 
 
-def test_a_folder_and_stdin(
+def test_a_folder_and_stdin_have_the_same_brief_as_files(
     brief: Brief,
     tmp_path: Path,
     run: Callable[..., Ran],
@@ -113,7 +113,9 @@ def test_a_folder_and_stdin(
     assert run("show", "--brief", "-").out == whole.replace("job.log", "stdin")
 
 
-def test_a_recorded_job(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_a_recorded_jobs_brief_has_its_failures_in_order(
+    attempt: Attempt, run: Callable[..., Ran]
+) -> None:
     """The brief on a recorded job has its failures, in the order of time,
     and the last lines of their logs.
     """
@@ -127,7 +129,7 @@ def test_a_recorded_job(attempt: Attempt, run: Callable[..., Ran]) -> None:
     assert "\n  opening shard 3\n" in ran.out
 
 
-def test_it_is_one_form_of_several(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_brief_is_not_combined_with_other_forms(run: Callable[..., Ran], tmp_path: Path) -> None:
     """A brief goes to stdout alone, so it isn't combined with --json, --markdown or --recovered."""
     log = tmp_path / "job.log"
     log.write_text("\n".join(FAILED), encoding="utf-8")
@@ -138,7 +140,7 @@ def test_it_is_one_form_of_several(run: Callable[..., Ran], tmp_path: Path) -> N
 # --- credentials ----------------------------------------------------------------------------------
 
 
-def test_credentials_are_removed(brief: Brief) -> None:
+def test_a_brief_has_no_credentials(brief: Brief) -> None:
     """No part of a brief has a password, a token, or the name of a home folder."""
     secrets = [
         "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
@@ -199,7 +201,7 @@ def _noise(count: int) -> list[str]:
 @pytest.mark.parametrize(
     "kind", ["many errors", "many ranks", "long lines", "no words", "many tracebacks", "no end"]
 )
-def test_large_logs_stay_within_the_limit(brief: Brief, kind: str) -> None:
+def test_a_brief_of_a_large_log_has_at_most_6000_tokens(brief: Brief, kind: str) -> None:
     """Whatever a log of megabytes is full of, its brief has at most 6,000 tokens and the
     first failure's last line.
     """
@@ -244,7 +246,7 @@ def test_tokens_are_estimated_high() -> None:
     assert estimate_tokens("") == 0
 
 
-def test_what_fits_is_selected_by_weight() -> None:
+def test_the_weightiest_lines_that_fit_are_kept_in_order() -> None:
     """The lines that matter most are kept, in their order; parts get their share,
     and what others leave over.
     """
@@ -277,7 +279,7 @@ def test_similar_lines_are_folded(brief: Brief) -> None:
     assert [line.text for line in folded] == ["step 0", "step 4  (+3 similar lines)"]
 
 
-def test_few_values_are_named(brief: Brief) -> None:
+def test_few_differing_values_of_folded_lines_are_shown(brief: Brief) -> None:
     """Values in which similar lines differ are shown if they are few, as the sizes of a mismatch;
     ranks aren't.
     """

@@ -31,13 +31,13 @@ from tests.readers.conftest import Attempt
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=20), st.binary(), max_size=8))
-def test_a_bundle_has_the_files(files: dict[str, bytes]) -> None:
+def test_a_bundle_unpacks_to_what_was_packed(files: dict[str, bytes]) -> None:
     """What is packed comes back; the name belongs to the content."""
     assert unpack(pack(files)) == files
     assert is_bundle(bundle_name(pack(files)))
 
 
-def test_a_damaged_bundle() -> None:
+def test_a_damaged_bundle_is_refused() -> None:
     """A bundle that was cut anywhere, or is something else, is refused."""
     whole = pack({"errors/a.pb": b"a" * 50, "roster/b.pb": b"b"})
     for value in [whole[:length] for length in range(len(whole))] + [
@@ -106,7 +106,9 @@ def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str
     assert sorted(opened) == sorted([*(f"firstfault/{path}" for path in files), VERDICT_JSON])
 
 
-def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> None:
+def test_files_missing_in_a_bundle_are_read_by_themselves(
+    attempt: Attempt, opened: list[str]
+) -> None:
     """A file that came later, or that was overwritten since, is read by itself."""
     files = _files()
     place = {"node": "w-3", "group_rank": 3, "group_world_size": 12}
@@ -123,7 +125,7 @@ def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> N
     assert len(opened) == 3 + _FOR_A_VERDICT
 
 
-def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
+def test_a_bundle_adds_no_object_that_the_storage_lost(attempt: Attempt) -> None:
     """What the storage no longer lists does not come back from a bundle."""
     files = _files()
     gone = make_error(50, node="w-50", group_rank=50, at_ms=-99, message="deleted")
@@ -137,7 +139,9 @@ def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
     ("folder", "strategy"),
     [("", "evidence"), ("/firstfault", "evidence"), ("/firstfault/errors", "earliest")],
 )
-def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> None:
+def test_a_bundle_adds_what_other_nodes_handed_over(
+    folder: str, strategy: str, attempt: Attempt
+) -> None:
     """In a folder that only one node sees, the bundle adds what the others handed over,
     also to a fresh read.
     """
@@ -162,7 +166,7 @@ def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> 
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no bundle"])
-def test_a_bundle_that_was_changed(
+def test_a_bundle_that_does_not_match_its_name_is_ignored(
     damage: str,
     attempt: Attempt,
     opened: list[str],
@@ -200,7 +204,9 @@ NAMES = st.dictionaries(
 
 
 @given(NAMES, NAMES)
-def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[str, bytes]) -> None:
+def test_a_store_with_copies_lists_each_object_once_in_order(
+    listed: dict[str, bytes], copies: dict[str, bytes]
+) -> None:
     """Listing at once, and page by page, every object comes once and in order;
     copies are read first.
     """
@@ -244,7 +250,7 @@ TREE = sorted(
     st.sets(st.sampled_from(TREE)),
     st.sets(st.sampled_from([*TREE, "", "firstfault", "firstfault/roster0", "~"])),
 )
-def test_a_listing_in_parts_is_the_same(names: set[str], cuts: set[str]) -> None:
+def test_a_listing_split_anywhere_has_the_same_objects(names: set[str], cuts: set[str]) -> None:
     """Split at any names, whether they exist or not, a listing has the same objects."""
     store = _memory(dict.fromkeys(names, b""))
     layout = Layout.of("memory://root")

@@ -146,7 +146,7 @@ def test_a_certain_bug_stops(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for row in _BUGS["bug"] if "pattern" not in row for name in row["types"]]
 )
-def test_every_type_of_a_bug(name: str) -> None:
+def test_every_listed_type_of_bug_is_found(name: str) -> None:
     """Each listed type is found, with an article that fits."""
     reason = find_certain_bug(make_error(3, exception=_raised(name, "x")))
     assert reason
@@ -194,13 +194,15 @@ _REMOTE_CHAIN = _REMOTE.replace(
         (_raised("TypeError", _REMOTE_CHAIN), False),
     ],
 )
-def test_a_whole_chain_must_be_certain(exception: ExceptionInfo, is_certain: bool) -> None:
+def test_a_bug_beside_a_temporary_error_proves_nothing(
+    exception: ExceptionInfo, is_certain: bool
+) -> None:
     """A bug that was raised because of a temporary error, or replaced by one, proves nothing."""
     assert bool(find_certain_bug(make_error(3, exception=exception))) is is_certain
 
 
 @pytest.mark.parametrize("text", _BUGS["usage"]["examples"])
-def test_a_refused_command_line(text: str) -> None:
+def test_a_refused_command_line_stops_the_job(text: str) -> None:
     """A command line that its parser refuses stops the job;
     the same text before another exit code doesn't.
     """
@@ -229,7 +231,9 @@ def test_a_refused_command_line(text: str) -> None:
         for text in _BUGS["missing_module"]["examples"]
     ],
 )
-def test_a_program_that_does_not_exist(text: str, exit_code: int, reason: str, advice: str) -> None:
+def test_a_missing_program_stops_only_a_job_of_one_node_or_all_ranks(
+    text: str, exit_code: int, reason: str, advice: str
+) -> None:
     """It stops a job of one node, or of all ranks; another node may have the file,
     and other errors may pass.
     """

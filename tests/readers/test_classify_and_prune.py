@@ -39,7 +39,7 @@ def classify(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> Callab
     return call
 
 
-def test_lines(classify: Callable[..., Ran]) -> None:
+def test_classify_answers_each_line_in_order(classify: Callable[..., Ran]) -> None:
     """One answer per line, in order, with the id of the input; empty lines are skipped."""
     rows = [
         {"id": "a", "exception_type": "ValueError", "message": "bad batch"},
@@ -73,7 +73,9 @@ def test_lines(classify: Callable[..., Ran]) -> None:
         ('{"message": 7}', "'message' in line 1 of stdin must be a string"),
     ],
 )
-def test_bad_input(text: str, reason: str, classify: Callable[..., Ran]) -> None:
+def test_classify_names_the_number_of_an_invalid_line(
+    text: str, reason: str, classify: Callable[..., Ran]
+) -> None:
     """An invalid line has exit code 2 and an error with its number."""
     done = classify(text)
     assert done.code == 2
@@ -81,7 +83,7 @@ def test_bad_input(text: str, reason: str, classify: Callable[..., Ran]) -> None
     assert len(done.err.splitlines()) == 1
 
 
-def test_a_closed_stdin() -> None:
+def test_classify_without_stdin_is_a_usage_error() -> None:
     """It has exit code 2 and an error that says what is missing."""
     command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
     done = subprocess.run(
@@ -97,7 +99,9 @@ def test_a_closed_stdin() -> None:
     )
 
 
-def test_signatures_of_ones_own(tmp_path: Path, classify: Callable[..., Ran]) -> None:
+def test_a_users_signatures_come_first_and_invalid_ones_are_named(
+    tmp_path: Path, classify: Callable[..., Ran]
+) -> None:
     """A file's signatures come first; an invalid file is named in the error."""
     file = tmp_path / "ours.toml"
     file.write_text(
@@ -155,7 +159,7 @@ def _prune(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", [".firstfault/torchrun", ".firstfault/runs", "."])
-def test_old_runs(name: str, tmp_path: Path) -> None:
+def test_prune_keeps_the_last_runs_and_says_what_it_removed(name: str, tmp_path: Path) -> None:
     """The last runs stay, the others go, and the command says which, and how much that was."""
     runs = [_run(tmp_path / name, number) for number in range(1, 23)]
     assert (
@@ -166,7 +170,7 @@ def test_old_runs(name: str, tmp_path: Path) -> None:
     assert [run for run in runs if run.exists()] == runs[-1:]
 
 
-def test_ls_without_a_folder(
+def test_ls_lists_the_runs_that_show_and_prune_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
 ) -> None:
     """`ls` lists the runs that `show --last` and `prune` find, also those among temporary files."""
@@ -189,7 +193,7 @@ def test_ls_without_a_folder(
     )
 
 
-def test_what_stays(tmp_path: Path) -> None:
+def test_prune_keeps_held_foreign_and_unrelated_folders(tmp_path: Path) -> None:
     """A run that a process still holds, or that another host began and has not ended,
     and what others made.
     """
@@ -226,7 +230,7 @@ def test_what_stays(tmp_path: Path) -> None:
         assert f"firstfault: kept {run}: {why}" in told
 
 
-def test_show_a_folder_of_unmarked_runs(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_show_reads_the_last_of_unmarked_runs(tmp_path: Path, run: Callable[..., Ran]) -> None:
     """`show` reads the last of them, as `ls` lists them, and no file of another kind beside it."""
     for number, name in enumerate(("4711.0", "4712.0"), 1):
         errors = tmp_path / name / "0" / "firstfault" / "errors"
@@ -274,7 +278,7 @@ def shown(
     ],
     ids=["ours", "as JSON", "recoverable", "Flyte's own", "sealed"],
 )
-def test_a_document_from_a_pipe(
+def test_a_document_on_stdin_is_reported_without_a_place(
     shown: Callable[..., tuple[int, str, str]],
     document: bytes,
     options: tuple[str, ...],
@@ -299,7 +303,7 @@ def test_a_document_from_a_pipe(
     ],
     ids=["empty", "another format", "too large"],
 )
-def test_bytes_that_are_no_document(
+def test_bytes_that_are_no_document_exit_with_one_line(
     shown: Callable[..., tuple[int, str, str]], data: bytes, said: str
 ) -> None:
     """Bytes that are no document have exit code 1 and one line that says why."""
@@ -309,7 +313,7 @@ def test_bytes_that_are_no_document(
     assert said in line
 
 
-def test_a_terminal_is_no_document() -> None:
+def test_a_terminal_as_stdin_is_a_usage_error() -> None:
     """If stdin is a terminal, the command exits with 2 and a hint instead of waiting for input."""
     leader, terminal = os.openpty()
     command = [sys.executable, "-m", "firstfault", "show", "-"]

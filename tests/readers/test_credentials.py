@@ -211,7 +211,7 @@ _UNITS = [
 
 
 @pytest.mark.parametrize("unit", _UNITS)
-def test_the_time_is_linear(unit: str) -> None:
+def test_cpu_time_is_linear_in_repeated_text(unit: str) -> None:
     """Whatever a text repeats, it is read at once: in quadratic time it would take many seconds."""
     started = time.process_time()
     redact(unit * (_SIZE // len(unit)))
@@ -240,7 +240,7 @@ def test_a_private_key_without_begin_or_end_is_replaced(text: str) -> None:
     assert "PRIVATE KEY" in redact(text)
 
 
-def test_code_of_others() -> None:
+def test_of_pythons_own_source_lines_hardly_any_changes() -> None:
     """Of the source lines of this Python's own modules less than one in 10,000 changes;
     most of these look like it.
     """
@@ -267,13 +267,17 @@ def test_code_of_others() -> None:
     ],
     ids=["a group", "no group", "lines", "empty matches", "several", "none"],
 )
-def test_own_rules(rules: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_the_variable_are_added(
+    rules: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FIRSTFAULT_REDACT adds rules, one a line."""
     monkeypatch.setenv("FIRSTFAULT_REDACT", rules)
     assert redact(text) == expected
 
 
-def test_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_rule_is_named_once_and_the_others_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A wrong rule is named once, by its line, and the others count."""
     monkeypatch.setenv("FIRSTFAULT_REDACT", "(s3cret\ncorp-\\w+")
     assert [redact("corp-a"), redact("corp-b")] == ["***", "***"]

@@ -38,7 +38,7 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(
 
 
 @pytest.mark.parametrize("folder", ["firstfault/errors/", ""], ids=["ours", "stock"])
-def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str) -> None:
+def test_a_failure_without_a_time_comes_last_and_is_noted(attempt: Attempt, folder: str) -> None:
     """A failure without a time is not 1970: it comes last, and the verdict says so."""
     attempt.put(f"{folder}error-{'a' * 32}.pb", encode(make_error(0, node="w-0", at_ms=None)))
     attempt.put(f"{folder}error-{'b' * 32}.pb", encode(make_error(1, node="w-1", at_ms=5)))

@@ -209,7 +209,9 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
 @pytest.mark.parametrize(
     ("name", "told"), [(name, told) for told, ends in CLASSES.items() for name in ends]
 )
-def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None:
+def test_last_words_decide_between_own_fault_and_consequence(
+    name: str, told: tuple[FailureClass, str]
+) -> None:
     """What a process printed or raised last makes its end a fault of its own, a consequence,
     or neither.
     """
@@ -226,7 +228,9 @@ def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None
         ("Thread 0x00007f12", "free(): invalid pointer\n", "high"),
     ],
 )
-def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> None:
+def test_an_abort_without_a_reason_gives_no_sure_verdict(
+    dump: str, printed: str, confidence: str
+) -> None:
     """A thread that Python does not know may be a watchdog, whose words went elsewhere:
     the verdict is not sure.
     """
@@ -245,7 +249,7 @@ REFUSED = parse_toml(
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_command_line_that_is_refused(line: str) -> None:
+def test_a_refused_command_line_is_config_with_the_reason_in_the_headline(line: str) -> None:
     """The headline has what is wrong, not the advice, the list or the box around it;
     the category is config.
     """
@@ -312,7 +316,9 @@ def _in(*calls: str) -> tuple[model.FrameInfo, ...]:
         ("SystemExit", ["trainer/loop.py leave"], "exit"),
     ],
 )
-def test_the_library_that_raised_it(kind: str, calls: list[str], category: str) -> None:
+def test_the_raising_library_decides_the_category_of_a_vague_text(
+    kind: str, calls: list[str], category: str
+) -> None:
     """A text that tells little is of a checkpoint or a command line,
     if the library that raised it reads those.
     """
@@ -324,7 +330,7 @@ def test_the_library_that_raised_it(kind: str, calls: list[str], category: str) 
     assert evidence(make_job(failure)).category == category
 
 
-def test_the_last_line_of_an_end_without_an_error() -> None:
+def test_output_before_exit_code_0_is_no_reason() -> None:
     """What a process printed before it exited with code 0 is neither its
     reason nor its category.
     """
@@ -336,7 +342,7 @@ def test_the_last_line_of_an_end_without_an_error() -> None:
 
 
 @pytest.mark.parametrize(("raised_at_s", "ranks"), [(600, (3,)), (1, (0,))])
-def test_what_was_raised_at_the_end_of_a_long_wait(
+def test_an_exception_after_a_long_wait_is_not_its_cause(
     raised_at_s: int, ranks: tuple[int, ...]
 ) -> None:
     """An exception cannot be why the others had waited for long,
@@ -416,7 +422,9 @@ BUS = "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus."
         ("", "signal", "the process aborted (a failed check in native code)"),
     ],
 )
-def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
+def test_the_last_lines_of_an_abort_give_headline_and_category(
+    printed: str, category: str, told: str
+) -> None:
     """The last lines of an abort give its headline and its category,
     also while its agent stopped it.
     """
@@ -448,12 +456,14 @@ def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
         ("OSError", "[Errno 28] No space left on device: '/data/checkpoint.pt'", "disk_full"),
     ],
 )
-def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> None:
+def test_a_refused_or_failed_write_is_not_the_programs_fault(
+    kind: str, text: str, category: str
+) -> None:
     """A refused file is no matter of credentials, and a failed write is not the program's fault."""
     assert evidence(make_job(make_error(2, exception=kind, message=text))).category == category
 
 
-def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
+def test_a_checkpoint_error_is_that_of_the_rank_that_had_it() -> None:
     """torch.distributed.checkpoint raises one rank's error on every rank."""
     text = (
         "CheckpointException ranks:dict_keys([3])\nTraceback (most recent call last): (RANK"
@@ -489,7 +499,9 @@ def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
         (123456, 123456, Role.AMBIGUOUS),
     ],
 )
-def test_a_dump_signal(enqueued: int, completed: int, role: Role) -> None:
+def test_only_a_rank_without_an_outstanding_collective_is_a_suspect(
+    enqueued: int, completed: int, role: Role
+) -> None:
     """A rank with a collective outstanding waits as well;
     one without may be the one that the others wait for.
     """
@@ -503,7 +515,7 @@ def test_a_dump_signal(enqueued: int, completed: int, role: Role) -> None:
 @pytest.mark.parametrize(
     ("asked", "role"), [("96.00 GiB", Role.AMBIGUOUS), ("96.00 MiB", Role.PRIMARY)]
 )
-def test_more_memory_than_the_gpu_has(asked: str, role: Role) -> None:
+def test_an_impossible_allocation_may_be_rubbish_of_a_collective(asked: str, role: Role) -> None:
     """A size that no model asks for may be rubbish from a collective that was given up."""
     text = (
         f"CUDA out of memory. Tried to allocate {asked}. GPU 1 has a total capacity of 39.50 GiB of"
@@ -599,21 +611,23 @@ CASCADES: dict[str, tuple[list[model.WorkerError], str]] = {
 
 
 @pytest.mark.parametrize(("failures", "category"), CASCADES.values(), ids=CASCADES)
-def test_a_cascade(failures: list[model.WorkerError], category: str) -> None:
+def test_the_root_cause_of_a_cascade_is_rank_7(
+    failures: list[model.WorkerError], category: str
+) -> None:
     """Rank 7 is the root cause."""
     verdict = evidence(job(*failures))
     assert (verdict.ranks, verdict.category) == ((7,), category)
 
 
 @pytest.mark.parametrize("silent", [2, 4, 6])
-def test_too_few_timed_out(silent: int) -> None:
+def test_no_rank_stands_out_if_few_timed_out(silent: int) -> None:
     """The first abort ends the others early: where many did not time out, none stands out."""
     waiting = [died(rank, timed_out(rank)) for rank in range(silent, 4)] or [FIRST]
     verdict = evidence(job(*waiting, *(stopped(rank) for rank in range(len(waiting), 8))))
     assert verdict.scope is model.Scope.UNDETERMINED
 
 
-def test_all_ranks_of_a_node_in_one_collective() -> None:
+def test_a_node_is_named_if_none_of_its_ranks_was_missing() -> None:
     """No rank was missing: the node is named, with low confidence. Aborts are one fault
     only if they say the same.
     """
@@ -686,7 +700,9 @@ ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
         "the first that differs, though the ranks ran ahead",
     ],
 )
-def test_a_rank_that_differs_in_a_collective(odd: tuple[model.Collective, ...], why: str) -> None:
+def test_the_odd_one_out_in_a_collective_is_the_root_cause(
+    odd: tuple[model.Collective, ...], why: str
+) -> None:
     """Torch's analyzer's rules: the odd one out in operation, type, size,
     or whether its GPU has started.
     """
@@ -742,7 +758,7 @@ OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
         "a silent member",
     ],
 )
-def test_how_far_ranks_came(
+def test_the_rank_behind_in_the_first_stuck_group_is_the_root_cause(
     came: dict[int, tuple[model.CollectiveProgress, ...]], ranks: tuple[int, ...], why: str
 ) -> None:
     """The rank that is behind in the group that is stuck first is the root cause."""
@@ -751,7 +767,7 @@ def test_how_far_ranks_came(
     assert why in verdict.headline
 
 
-def test_what_to_do_after_an_exit_that_printed_its_reason() -> None:
+def test_the_next_step_is_about_the_line_in_the_headline() -> None:
     """The next step is about the line that the headline has; without a line, about the log."""
     for stderr, advice in (
         ("fatal: no license\n", "find where the program prints this"),
@@ -764,7 +780,7 @@ def test_what_to_do_after_an_exit_that_printed_its_reason() -> None:
 
 
 @pytest.mark.parametrize("file", ["signal_handling.py", "worker.py"])
-def test_a_data_loader_process_that_was_killed(file: str) -> None:
+def test_a_killed_data_loader_gets_advice_on_memory(file: str) -> None:
     """The advice is about memory; the line at which the signal arrived isn't the place."""
     message = "DataLoader worker (pid 17) is killed by signal: Killed."
     frames = (

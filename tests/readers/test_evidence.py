@@ -657,7 +657,7 @@ WORDS = {
 @pytest.mark.parametrize(
     ("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs]
 )
-def test_a_verdict(name: str, verdict: str) -> None:
+def test_each_job_has_its_root_cause_confidence_and_rule(name: str, verdict: str) -> None:
     """Each job has this root cause, confidence, category and rule, and tells why."""
     found = evidence(VERDICTS[verdict][name])
     suspects = [f"suspect {suspect.rank} {suspect.why}" for suspect in found.suspects]
@@ -666,7 +666,7 @@ def test_a_verdict(name: str, verdict: str) -> None:
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM", "SIGABRT"])
-def test_a_death_that_is_noticed_late(signal: str) -> None:
+def test_a_death_recorded_after_its_victims_is_the_root_cause(signal: str) -> None:
     """An end by a signal is recorded after its victims, and is still the root cause."""
     verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
     # torch's watchdog may have made an abort that left no text
@@ -704,7 +704,7 @@ def test_a_death_that_is_noticed_late(signal: str) -> None:
         (model.ExceptionInfo("train.ShardNotReady", "at 7 on rank 3"), FailureClass.OWN_FAULT),
     ],
 )
-def test_the_class_of_an_exception(
+def test_the_first_exception_of_a_chain_decides_its_class(
     exception: model.ExceptionInfo, failure_class: FailureClass
 ) -> None:
     """What came first in a chain counts, local evidence wherever it stands,
@@ -737,7 +737,7 @@ def test_the_class_of_an_exception(
     ],
     ids=["a hang", "broadcast", "terminated", "none stands out", "by elimination"],
 )
-def test_the_documents_of_an_inferred_root(
+def test_an_inferred_root_refers_to_the_documents_of_its_evidence(
     failures: list[model.WorkerError], sentence: str, sources: str
 ) -> None:
     """The root cause left no document; the sentence refers to the ranks' documents
@@ -752,7 +752,7 @@ def test_the_documents_of_an_inferred_root(
     ]
 
 
-def test_lost_documents_of_victims() -> None:
+def test_lost_documents_of_victims_are_known_by_their_names() -> None:
     """Of several documents that were lost, the names of some say that they told
     what other victims tell.
     """
@@ -797,7 +797,7 @@ def test_lost_documents_of_victims() -> None:
     ],
     ids=["another rank differs", "the receiver differs", "two ranks"],
 )
-def test_another_size_at_one_rank(
+def test_the_rank_whose_size_differs_from_most_is_named(
     failures: tuple[model.WorkerError, ...], verdict: str, suspects: list[int]
 ) -> None:
     """The rank that differs from most is named, be it the one that aborted or not; of two ranks,

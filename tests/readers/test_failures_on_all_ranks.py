@@ -63,7 +63,7 @@ INTERRUPTED = {
 @pytest.mark.parametrize(
     ("name", "verdict"), [(name, verdict) for verdict, jobs in INTERRUPTED.items() for name in jobs]
 )
-def test_an_interruption(name: str, verdict: str) -> None:
+def test_sigint_is_a_category_whoever_got_it(name: str, verdict: str) -> None:
     """SIGINT is a category of its own, whether an agent, all ranks or one rank got it."""
     assert told(evidence(INTERRUPTED[verdict][name])) == verdict
 
@@ -77,7 +77,9 @@ def test_an_interruption(name: str, verdict: str) -> None:
     ],
     ids=["level", "one is ahead", "all are ahead"],
 )
-def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline: str) -> None:
+def test_a_rank_in_the_same_finalizer_probably_raised_it_too(
+    counts: tuple[int, ...], headline: str
+) -> None:
     """A rank whose finaliser ran there probably raised it, too,
     unless it had called a collective more than the first.
 
@@ -103,7 +105,7 @@ def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline
     ],
     ids=["its handler raised", "no handler", "it was the first"],
 )
-def test_a_sibling_that_torch_terminated(end: WorkerError, confidence: str) -> None:
+def test_a_sibling_that_torch_terminated_is_a_victim(end: WorkerError, confidence: str) -> None:
     """If torch notices a failure before its agent,
     torch sends SIGTERM to the node's other workers.
     """

@@ -27,7 +27,7 @@ async def _attempts_below(uri: str) -> list[FoundAttempt]:
 
 
 @pytest.mark.parametrize("has_error", [False, True])
-def test_outputs_whose_names_begin_with_error(attempt: Attempt, has_error: bool) -> None:
+def test_outputs_named_error_are_no_errors(attempt: Attempt, has_error: bool) -> None:
     """Outputs beside an error are neither read as errors nor hide it, whatever is in them."""
     for name in _OUTPUTS:
         attempt.put(name, b"0.25")
@@ -44,7 +44,7 @@ def test_outputs_whose_names_begin_with_error(attempt: Attempt, has_error: bool)
 @pytest.mark.parametrize(
     "name", ["outputs.pb", "my-error.pb", "error.pb.tmp", "error.txt", "Error.pb", "error/0.pb"]
 )
-def test_what_flytes_reader_does_not_match_we_do_not(attempt: Attempt, name: str) -> None:
+def test_names_that_flytes_reader_does_not_match_are_no_errors(attempt: Attempt, name: str) -> None:
     """Any other name is no error."""
     attempt.stock(name)
     assert not attempt.reader().is_error()

@@ -56,7 +56,7 @@ def _report(failure: WorkerError, **fields: Any) -> Report:
     return report_conclusion(conclude(make_job(failure, **fields)), uri="")
 
 
-def test_a_value_of_another_type() -> None:
+def test_a_wrong_value_is_rank_0s_after_all_ranks_returned() -> None:
     """After all ranks have returned, only rank 0's value can be meant;
     the same code would return it again.
     """
@@ -80,7 +80,7 @@ def test_a_value_of_another_type() -> None:
 
 
 @pytest.mark.parametrize("phases", [(), (Phase.SUCCEEDED, Phase.JOINED), (Phase.FAILED,)])
-def test_a_place_without_proof(phases: tuple[Phase, ...]) -> None:
+def test_without_the_end_of_all_nodes_the_pod_is_unknown(phases: tuple[Phase, ...]) -> None:
     """Without the end of all nodes the file's pod isn't known, but still the reason."""
     report = _report(_file(CONVERSION, WRONG_TYPE), roster=_entries(*phases))
     assert report.verdict.root is not None
@@ -88,7 +88,7 @@ def test_a_place_without_proof(phases: tuple[Phase, ...]) -> None:
     assert report.answers.retry_reason.startswith("a value has another type than the task declares")
 
 
-def test_other_files_of_the_entrypoint() -> None:
+def test_other_errors_of_the_entrypoint_are_no_wrong_value() -> None:
     """An error elsewhere, or one of flytekit's own storage, is no wrong value."""
     elsewhere = CONVERSION.replace("_output_to_literal_map", "dispatch_execute")
     assert _file(elsewhere, WRONG_TYPE).exception is None

@@ -83,7 +83,9 @@ def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
     assert not alone.verdict.coverage.complete
 
 
-def test_copies_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bundle_stands_in_for_the_documents(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A bundle stands in for the documents: it is opened, and no document of its own is needed."""
     folder = tmp_path / "0"
     shutil.copytree(FORMATS / "raised/0", folder)
@@ -193,7 +195,9 @@ def test_a_newer_attempt_reads_the_same(
     assert after.verdict.coverage.complete == before.verdict.coverage.complete
 
 
-def test_an_unknown_state_of_a_node(attempt: Path, newer: Callable[[str], type[Message]]) -> None:
+def test_a_roster_entry_of_an_unknown_phase_is_left_out(
+    attempt: Path, newer: Callable[[str], type[Message]]
+) -> None:
     """A roster entry of an unknown phase is left out: the root cause stays,
     and the coverage says what is missing.
     """
@@ -213,7 +217,7 @@ def test_an_unknown_state_of_a_node(attempt: Path, newer: Callable[[str], type[M
 
 
 @pytest.mark.parametrize("name", ["copies-{digest}.bundle", "copies2-{digest}.bundle"])
-def test_copies_of_an_unknown_version(attempt: Path, name: str) -> None:
+def test_a_bundle_of_an_unknown_version_is_left_out(attempt: Path, name: str) -> None:
     """A bundle that this version cannot unpack is left out, and the documents are read."""
     before = gist(concluded(attempt, fresh=True))
     roster = attempt / "firstfault/roster"
@@ -226,7 +230,7 @@ def test_copies_of_an_unknown_version(attempt: Path, name: str) -> None:
 
 @pytest.mark.parametrize("gone", [False, True], ids=["with documents", "without"])
 @pytest.mark.parametrize("schema", ["firstfault.verdict/v1", "firstfault.verdict/v2"])
-def test_a_seal_of_a_newer_version(
+def test_a_seal_of_a_newer_version_is_read_as_far_as_flyte_does(
     attempt: Path,
     newer: Callable[[str], type[Message]],
     schema: str,

@@ -61,7 +61,7 @@ def _behind(
     )
 
 
-def test_a_rank_behind_that_handled_an_exception() -> None:
+def test_a_handled_exception_of_a_rank_behind_is_the_root_cause() -> None:
     """The exception is the root cause, with less than high confidence,
     and the reasons say that it was handled.
     """
@@ -77,7 +77,7 @@ def test_a_rank_behind_that_handled_an_exception() -> None:
     )
 
 
-def test_a_rank_that_called_another_collective() -> None:
+def test_a_rank_that_repeats_a_step_is_out_of_step() -> None:
     """A rank that repeats a step calls another collective than its peers,
     also if it then fails by itself.
     """
@@ -92,7 +92,7 @@ def test_a_rank_that_called_another_collective() -> None:
     assert (verdict.rule, verdict.headline) == ("out-of-step", _HEADLINE)
 
 
-def test_two_ranks_that_called_different_collectives() -> None:
+def test_without_a_majority_the_rank_that_handled_an_exception_is_blamed() -> None:
     """Where no majority shows who is out of step, the only rank with a handled exception is,
     with low confidence.
     """
@@ -107,7 +107,7 @@ def test_two_ranks_that_called_different_collectives() -> None:
     assert both.rule != "out-of-step"
 
 
-def test_the_first_exception_of_a_loop_that_tries_again() -> None:
+def test_the_first_handled_exception_of_a_retry_loop_counts() -> None:
     """Of several exceptions it is the first that a running function handled,
     not what was handled elsewhere before.
     """
@@ -142,7 +142,7 @@ def test_the_first_exception_of_a_loop_that_tries_again() -> None:
     ],
     ids=["of all ranks", "of a rank in step", "long ago", "about a peer"],
 )
-def test_a_handled_exception_that_explains_nothing(job: model.JobErrors) -> None:
+def test_a_hang_keeps_its_verdict_beside_a_handled_exception(job: model.JobErrors) -> None:
     """A hang keeps its verdict, whatever else was handled."""
     verdict = evidence(job)
     none = evidence(
@@ -153,7 +153,7 @@ def test_a_handled_exception_that_explains_nothing(job: model.JobErrors) -> None
     assert replace(verdict, root=None) == replace(none, root=None)
 
 
-def test_a_function_that_handles_its_own_missing_file() -> None:
+def test_an_exception_handled_where_raised_leaves_no_step_undone() -> None:
     """An exception that didn't leave the function that raised it, and which has returned,
     leaves no step undone.
     """
@@ -162,7 +162,7 @@ def test_a_function_that_handles_its_own_missing_file() -> None:
     assert evidence(_behind(cache, stack=IN_SLEEP)).rule == "hang"
 
 
-def test_a_fault_of_another_rank() -> None:
+def test_an_exception_that_left_its_program_outweighs_handled_ones() -> None:
     """An exception that left its program is the root cause,
     although another rank is behind and handled one.
     """
@@ -173,7 +173,7 @@ def test_a_fault_of_another_rank() -> None:
     assert (verdict.rule, verdict.ranks) == ("own-fault", (1,))
 
 
-def test_an_exception_that_was_only_printed() -> None:
+def test_a_traceback_of_a_running_function_counts_as_handled() -> None:
     """Without a worker's answer, a traceback that a running function printed counts;
     one printed elsewhere doesn't.
     """
@@ -188,7 +188,7 @@ def test_an_exception_that_was_only_printed() -> None:
     assert evidence(_behind(log_tail=elsewhere)).rule == "hang"
 
 
-def test_a_document_with_handled_exceptions() -> None:
+def test_a_document_keeps_the_last_handled_exceptions() -> None:
     """A document keeps the last handled exceptions, each with its time,
     its number and the collectives since.
     """

@@ -82,7 +82,9 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("names", [(), ("show",)])
-def test_help_is_that_of_the_option(names: tuple[str, ...], run: Callable[..., Ran]) -> None:
+def test_help_command_prints_what_the_help_option_prints(
+    names: tuple[str, ...], run: Callable[..., Ran]
+) -> None:
     """`firstfault help COMMAND` prints what `firstfault COMMAND --help` prints."""
     assert run("help", *names) == run(*names, "--help")
 
@@ -140,7 +142,7 @@ def test_the_help_of_run_is_fast() -> None:
         ("firstfault show --html rep", "file,rep"),
     ],
 )
-def test_what_is_completed(words: str, answer: str) -> None:
+def test_commands_are_completed_and_uris_left_to_the_shell(words: str, answer: str) -> None:
     """Commands are completed, also for `firstfault help`; URIs and files are left to the shell."""
     count = str(len(words.split()) - 1)
     ran = _run(_FIRSTFAULT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=count)
@@ -183,7 +185,7 @@ def test_strategies_are_completed(command: str, tmp_path: Path) -> None:
         ("fish", "complete -C 'firstfault sh'"),
     ],
 )
-def test_the_line_for_each_shell(shell: str, test: str, tmp_path: Path) -> None:
+def test_the_documented_line_works_in_each_shell(shell: str, test: str, tmp_path: Path) -> None:
     """The documented line works in each shell that is installed."""
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} here")

@@ -82,7 +82,7 @@ _DECISIONS = st.builds(
         ("ranks", 0),
     ],
 )
-def test_numbers_that_no_job_has(part: str, name: str | int) -> None:
+def test_a_verdict_with_an_impossible_number_is_not_ours(part: str, name: str | int) -> None:
     """A verdict or a decision with a number that no job has, or that no integer can hold,
     is not ours.
     """
@@ -149,7 +149,7 @@ def test_what_is_no_report_is_none(text: str) -> None:
         (_LAST_NS, "9999-12-31T23:59:59.999999999Z"),
     ],
 )
-def test_times(timestamp_ns: int | None, text: str | None) -> None:
+def test_times_survive_the_round_trip(timestamp_ns: int | None, text: str | None) -> None:
     """A time is RFC 3339 in UTC with nanoseconds, and survives the round trip;
     fewer decimals are read.
     """

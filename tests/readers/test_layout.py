@@ -125,7 +125,7 @@ def test_a_foreign_name_is_no_key(name: str) -> None:
     assert ErrorKey.parse(name) is None
 
 
-def test_what_a_key_carries() -> None:
+def test_a_key_carries_round_time_ranks_and_fingerprint() -> None:
     """The key of an error or an entry carries its round, time or phase, ranks,
     fingerprint and incarnation.
     """

@@ -69,7 +69,7 @@ def shown(run: Callable[..., Ran], tmp_path: Path) -> Callable[..., Ran]:
         ("total training time: 3:14:15", CompletionKind.RESULT),
     ],
 )
-def test_words_of_a_completion(line: str, kind: CompletionKind) -> None:
+def test_a_completion_is_found_by_its_form(line: str, kind: CompletionKind) -> None:
     """A sentence, a status and a result are found by their form, whichever program prints them."""
     assert find_completion_kind(line) is kind
 
@@ -109,7 +109,7 @@ def test_words_of_a_completion(line: str, kind: CompletionKind) -> None:
         "rendezvous succeeded",
     ],
 )
-def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
+def test_the_end_of_a_part_proves_no_success(line: str) -> None:
     """The end of a stage, a part of a whole, a plan and a failure prove nothing."""
     assert find_completion_kind(line) is None
 
@@ -148,7 +148,9 @@ def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
         ],
     ],
 )
-def test_a_success_is_proven(shown: Callable[..., Ran], end: list[str]) -> None:
+def test_each_kind_of_completion_proves_a_success(
+    shown: Callable[..., Ran], end: list[str]
+) -> None:
     """Each kind of completion proves a success, also above the noise of a teardown."""
     ran = shown([*STEPS, *end])
     assert (ran.code, ran.err) == (EXIT.OK, "")
@@ -162,20 +164,22 @@ def test_a_success_is_proven(shown: Callable[..., Ran], end: list[str]) -> None:
         ["calibration completed successfully", "step 0 loss 2.9"],
     ],
 )
-def test_a_phase_before_the_training(shown: Callable[..., Ran], lines: list[str]) -> None:
+def test_a_success_above_all_steps_proves_nothing(
+    shown: Callable[..., Ran], lines: list[str]
+) -> None:
     """A success that names neither the training nor the job proves nothing above all steps."""
     assert shown(["loading the configuration", *lines]).code == EXIT.NOTHING_FOUND
     assert shown([*STEPS, "calibration completed successfully"]).code == EXIT.OK
 
 
-def test_noise_is_quoted(shown: Callable[..., Ran]) -> None:
+def test_noise_below_a_completion_is_quoted_with_it(shown: Callable[..., Ran]) -> None:
     """What a success ignores below its completion is printed in the same line."""
     assert "ignored below it: \"OSError: [Errno 39] Directory not empty: 'pymp-x81'\"" in " ".join(
         shown([*STEPS, "training finished", *FINALIZED]).out.split()
     )
 
 
-def test_all_ranks_end_alike(shown: Callable[..., Ran]) -> None:
+def test_only_last_words_of_all_ranks_prove_a_success(shown: Callable[..., Ran]) -> None:
     """Last words of all ranks prove a success; those of one rank,
     or of ranks in the middle of their work, don't.
     """
@@ -205,7 +209,7 @@ def test_all_ranks_end_alike(shown: Callable[..., Ran]) -> None:
         ["calibration completed successfully", "step 6 loss 1.9"],
     ],
 )
-def test_no_proof(shown: Callable[..., Ran], end: list[str]) -> None:
+def test_without_proof_no_success_is_claimed(shown: Callable[..., Ran], end: list[str]) -> None:
     """Without proof nothing is claimed: a part of the work, more work below,
     or a result that a wrapper prints.
     """
@@ -213,7 +217,9 @@ def test_no_proof(shown: Callable[..., Ran], end: list[str]) -> None:
 
 
 @pytest.mark.parametrize("proof", ["training finished", STATUS, "Final dev score: 81.2"])
-def test_a_failed_teardown(shown: Callable[..., Ran], proof: str) -> None:
+def test_a_launchers_report_below_a_completion_blames_no_rank(
+    shown: Callable[..., Ran], proof: str
+) -> None:
     """A launcher's report below a completion blames no rank for the training,
     and takes nothing away.
     """
@@ -246,7 +252,9 @@ def test_a_failed_teardown(shown: Callable[..., Ran], proof: str) -> None:
         [*STEPS, ABORTED, "RESULT,ranker,8812,s"],
     ],
 )
-def test_an_ordinary_failure(shown: Callable[..., Ran], lines: list[str]) -> None:
+def test_a_failure_above_the_completion_is_not_of_the_teardown(
+    shown: Callable[..., Ran], lines: list[str]
+) -> None:
     """A failure above the completion, in later work,
     or of the program itself isn't of the teardown.
     """
@@ -267,7 +275,7 @@ def test_an_ordinary_failure(shown: Callable[..., Ran], lines: list[str]) -> Non
 )
 @pytest.mark.parametrize("prefix", ["", "0: "])
 @pytest.mark.parametrize("above", [[], ["skipped iterations: 0", "Continuing from step 5"]])
-def test_the_script_goes_on_below_an_exception(
+def test_a_scripts_last_line_below_an_exception_proves_nothing(
     shown: Callable[..., Ran], echo: str, prefix: str, above: list[str]
 ) -> None:
     """A job's script prints its last line also if an exception has ended its program."""
@@ -283,7 +291,9 @@ def test_the_script_goes_on_below_an_exception(
         RAISED,
     ],
 )
-def test_a_printed_exception_above_the_end(shown: Callable[..., Ran], lines: list[str]) -> None:
+def test_a_printed_exception_just_above_the_end_proves_no_success(
+    shown: Callable[..., Ran], lines: list[str]
+) -> None:
     """A program that logs an exception and exits prints the same as one that goes on."""
     assert shown([*STEPS, *lines, "Job finished"]).code == EXIT.NOTHING_FOUND
     resumed = [f"step {step} loss 1.{step}" for step in range(6, 12)]
@@ -292,13 +302,13 @@ def test_a_printed_exception_above_the_end(shown: Callable[..., Ran], lines: lis
     assert shown([*STEPS, *lines, *chatter, "Job finished"]).code == EXIT.OK
 
 
-def test_an_exception_far_above_the_end(shown: Callable[..., Ran]) -> None:
+def test_an_exception_far_above_the_end_was_handled(shown: Callable[..., Ran]) -> None:
     """A program that printed more than is kept below its exception had handled it."""
     lines = ["ERROR no tracker", *UNCAUGHT, f"metrics: {'x' * 40_000}", "score: 3", "Job finished"]
     assert shown(lines).code == EXIT.OK
 
 
-def test_an_earlier_step_that_failed(shown: Callable[..., Ran]) -> None:
+def test_a_status_of_success_outweighs_an_earlier_failed_command(shown: Callable[..., Ran]) -> None:
     """A status of success outweighs the failure of a command long above it."""
     work = [f"sample {number} of shard {'x' * (number % 50)}" for number in range(90)]
     assert (
@@ -319,7 +329,7 @@ def test_an_earlier_step_that_failed(shown: Callable[..., Ran]) -> None:
         "2031-05-06 07:08:09 INFO error handler installed",
     ],
 )
-def test_levels_below_error(shown: Callable[..., Ran], line: str) -> None:
+def test_warnings_make_no_failure(shown: Callable[..., Ran], line: str) -> None:
     """A warning makes no failure of a job that goes on, and neither do the frames below it."""
     frames = [
         "frame #0: c10::Error::Error(x) + 0x9 (0x7 in /env/libc10.so)",
@@ -333,7 +343,7 @@ def test_levels_below_error(shown: Callable[..., Ran], line: str) -> None:
     assert shown([*(f"3: {text}" for text in (*STEPS, line, *frames))]).code == EXIT.NOTHING_FOUND
 
 
-def test_functions_that_run_at_the_end() -> None:
+def test_names_of_functions_that_release_resources_are_known() -> None:
     """Names of functions that give resources back, and others."""
     names = (
         "_run_finalizers",
@@ -351,7 +361,7 @@ def test_functions_that_run_at_the_end() -> None:
     assert is_at_exit(["__del__", "save_index", "close"])
 
 
-def test_results_that_could_not_be_saved(shown: Callable[..., Ran]) -> None:
+def test_unsaved_results_are_a_failed_job_not_a_failed_teardown(shown: Callable[..., Ran]) -> None:
     """The training is done, but its checkpoint isn't there: the job failed,
     and not in its teardown.
     """
@@ -370,7 +380,7 @@ def test_results_that_could_not_be_saved(shown: Callable[..., Ran]) -> None:
     assert "No space left on device" in ran.out
 
 
-def test_a_job_that_was_started_again(shown: Callable[..., Ran]) -> None:
+def test_a_failure_above_many_steps_and_a_result_is_not_the_end(shown: Callable[..., Ran]) -> None:
     """A failure isn't the job's end if many steps and a result of the whole
     follow in the same file.
     """
@@ -384,13 +394,13 @@ def test_a_job_that_was_started_again(shown: Callable[..., Ran]) -> None:
     assert (ran.code, ran.err) == (EXIT.OK, "")
 
 
-def test_a_bar_that_goes_back_by_backspaces(shown: Callable[..., Ran]) -> None:
+def test_a_progress_bar_of_backspaces_is_text(shown: Callable[..., Ran]) -> None:
     """A log in which a progress bar moves the cursor back is a text."""
     bars = "".join("\b" * 30 + f"{at}/9 [=====>....] loss: 0.{at}" for at in range(9))
     assert shown([*STEPS, bars, "training finished"]).code == EXIT.OK
 
 
-def test_several_starts_in_one_file(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_last_of_several_starts_answers(run: Callable[..., Ran], tmp_path: Path) -> None:
     """The last start answers; the report counts the starts, and tells how the others ended."""
     begin = ["$ python train.py --epochs 3", "loading the configuration", "the model has 12 layers"]
     frame = [

@@ -95,7 +95,9 @@ def shown(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], 
         ["Start Epoch 0 End Epoch 30", *list_epochs(0, 30)],
     ],
 )
-def test_the_last_round_is_whole(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+def test_a_whole_last_round_proves_a_success(
+    shown: Callable[[Sequence[str]], Ran], lines: list[str]
+) -> None:
     """A loop that had its last round, as far as its total is printed,
     has finished if that round ends as all do.
     """
@@ -135,7 +137,9 @@ def test_the_last_round_is_whole(shown: Callable[[Sequence[str]], Ran], lines: l
         ],
     ],
 )
-def test_the_last_round_is_cut(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+def test_a_cut_last_round_proves_nothing(
+    shown: Callable[[Sequence[str]], Ran], lines: list[str]
+) -> None:
     """A log that ends in the middle of a round, one round early,
     or with an inner loop proves nothing.
     """
@@ -167,7 +171,9 @@ def test_the_last_round_is_cut(shown: Callable[[Sequence[str]], Ran], lines: lis
         ["005 (77.000.000) Job terminated.", "\t(1) Normal termination (return value 0)"],
     ],
 )
-def test_an_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[str]) -> None:
+def test_new_lines_and_epilogues_prove_the_end_of_a_training(
+    shown: Callable[[Sequence[str]], Ran], end: list[str]
+) -> None:
     """What no epoch before had, and a scheduler's epilogue."""
     ran = shown([*list_epochs(0, 12), *end])
     assert (ran.code, ran.err) == (EXIT.OK, "")
@@ -192,7 +198,9 @@ def test_an_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[s
         ["Saving the final model"],
     ],
 )
-def test_no_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[str]) -> None:
+def test_progress_and_failures_prove_no_end_of_a_training(
+    shown: Callable[[Sequence[str]], Ran], end: list[str]
+) -> None:
     """Progress, a failure, and an end that a failed process has, too."""
     assert shown([*list_epochs(0, 12), *end]).code != EXIT.OK
 
@@ -218,13 +226,17 @@ def test_no_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[s
         ],
     ],
 )
-def test_a_summary_of_a_part(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+def test_a_summary_of_a_part_proves_nothing(
+    shown: Callable[[Sequence[str]], Ran], lines: list[str]
+) -> None:
     """What each round prints, an outer loop that isn't at its end, and one fold of several."""
     assert shown(lines).code == EXIT.NOTHING_FOUND
 
 
 @pytest.mark.parametrize("end", ["Training time 8:03:31", "Total training time: 0:41:07"])
-def test_metrics_named_error(shown: Callable[[Sequence[str]], Ran], end: str) -> None:
+def test_a_metric_named_error_is_no_failure(
+    shown: Callable[[Sequence[str]], Ran], end: str
+) -> None:
     """An error with a decimal is a metric, and no failure below the last epoch."""
     tested = [f"Test: [{at}/9] class_error: {at}1.50 mean error = 0.{at}" for at in range(9)]
     lines = [*list_epochs(0, 12), *tested, "Averaged: class_error: 41.50"]
@@ -233,7 +245,7 @@ def test_metrics_named_error(shown: Callable[[Sequence[str]], Ran], end: str) ->
         assert shown([*lines, f"worker 3: {failure} failed", end]).code != EXIT.OK
 
 
-def test_wandb_also_ends_after_an_exception(shown: Callable[[Sequence[str]], Ran]) -> None:
+def test_a_summary_below_a_traceback_is_no_success(shown: Callable[[Sequence[str]], Ran]) -> None:
     """A summary below a traceback is no success."""
     assert shown([*list_epochs(0, 12), *RAISED, *WANDB_END]).code == EXIT.ROOT_CAUSE
 
@@ -249,7 +261,7 @@ def test_wandb_also_ends_after_an_exception(shown: Callable[[Sequence[str]], Ran
         (["Final dev score: 81.2"], ["/job/a.py:3: UserWarning: x is deprecated"]),
     ],
 )
-def test_two_files_of_one_job(
+def test_two_files_of_one_job_are_read_as_one_log(
     run: Callable[..., Ran],
     tmp_path: Path,
     out: list[str],
@@ -265,7 +277,9 @@ def test_two_files_of_one_job(
     assert run("show", str(folder)).code == run("show", str(merged)).code
 
 
-def test_an_error_in_the_other_file(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_an_error_in_the_other_file_is_no_failed_teardown(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """A rank that reported an error before it left hasn't failed in its teardown."""
     (tmp_path / "job.out").write_text(
         "\n".join([*list_epochs(0, 9), "Training finished"]), encoding="utf-8"
@@ -291,12 +305,14 @@ def test_an_error_in_the_other_file(run: Callable[..., Ran], tmp_path: Path) -> 
         ("train.log", "eval.log", False),
     ],
 )
-def test_names_of_two_outputs(file: str, other: str, *, is_pair: bool) -> None:
+def test_names_that_differ_in_the_output_are_of_one_job(
+    file: str, other: str, *, is_pair: bool
+) -> None:
     """Names that differ only in the word for the output are of one job."""
     assert are_outputs_of_one_job(file, other) == is_pair
 
 
-def test_shapes() -> None:
+def test_lines_that_differ_in_numbers_have_one_shape() -> None:
     """Lines that differ only in their numbers have one shape."""
     assert get_shape("loss 1e-05  acc 0.9 at 10:11") == get_shape("loss nan acc -12 at 9:01:02")
     assert get_shape("loss 0.1") != get_shape("acc 0.1")

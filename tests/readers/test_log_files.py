@@ -54,7 +54,7 @@ STAMPS = {
     ],
 )
 @pytest.mark.parametrize("stamp", STAMPS)
-def test_a_log_of_the_kernel(
+def test_a_kernels_log_is_known_by_its_lines(
     run: Callable[..., Ran], tmp_path: Path, name: str, stamp: str
 ) -> None:
     """Its lines show what it is, whatever its name; the killed process is that of the job."""
@@ -67,7 +67,9 @@ def test_a_log_of_the_kernel(
     assert "the kernel's OOM killer" in verdict["headline"]
 
 
-def test_seconds_before_the_lines_of_a_program(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_seconds_before_lines_do_not_make_a_kernels_log(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """A program that prints the seconds since its start isn't the kernel."""
     for node in (0, 1):
         lines = [f"[    {step}.000125] step {step} loss 2.{step}\n" for step in range(9)]
@@ -86,7 +88,7 @@ def test_seconds_before_the_lines_of_a_program(run: Callable[..., Ran], tmp_path
         ("train.o77", "train.e77"),
     ],
 )
-def test_two_outputs_of_one_job(
+def test_the_common_part_of_two_names_is_no_machine(
     run: Callable[..., Ran], tmp_path: Path, names: tuple[str, str]
 ) -> None:
     """The common part of their names isn't a machine: the box names it."""

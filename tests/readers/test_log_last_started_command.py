@@ -73,7 +73,9 @@ def read_verdict(run: Callable[..., Ran], tmp_path: Path) -> Callable[..., dict[
         [old_launch("died with <Signals.SIGKILL: 9>.")],
     ],
 )
-def test_a_kill_of_an_unnamed_rank(read_verdict: Show, end: list[str]) -> None:
+def test_a_killed_process_is_not_the_last_started_local_rank(
+    read_verdict: Show, end: list[str]
+) -> None:
     """The rank is unknown, although the line has a local rank."""
     verdict = read_verdict([BEGIN, *STEPS, *end])
     assert verdict["ranks"] == []
@@ -87,7 +89,9 @@ def test_a_kill_of_an_unnamed_rank(read_verdict: Show, end: list[str]) -> None:
         [old_launch("returned non-zero exit status 1.")],
     ],
 )
-def test_an_exception_of_an_unnamed_rank(read_verdict: Show, end: list[str]) -> None:
+def test_an_exception_without_a_rank_is_not_given_to_the_last_one(
+    read_verdict: Show, end: list[str]
+) -> None:
     """An exception without a rank isn't given to the last local rank, and makes no victim of it."""
     verdict = read_verdict([BEGIN, *STEPS, *RAISED, *end])
     assert (verdict["ranks"], verdict["victims"]["count"]) == ([], 0)
@@ -97,7 +101,7 @@ def test_an_exception_of_an_unnamed_rank(read_verdict: Show, end: list[str]) -> 
     assert (verdict["ranks"], verdict["victims"]["count"]) == ([1], 0)
 
 
-def test_the_only_rank_without_an_exception(read_verdict: Show) -> None:
+def test_the_kill_is_of_the_only_rank_without_an_exception(read_verdict: Show) -> None:
     """If all other ranks of the node raised, the kill is of the remaining one."""
     lost = [f"[rank{rank}]: {line}" for rank in (0, 2) for line in (*RAISED[:-1], LOST_PEER)]
     verdict = read_verdict([BEGIN, *STEPS, *lost, *KILLED, deepspeed(-9)])
@@ -112,7 +116,7 @@ def test_a_crash_is_given_to_no_rank(read_verdict: Show) -> None:
     assert verdict["ranks"] == []
 
 
-def test_the_process_id_of_a_local_rank(read_verdict: Show, tmp_path: Path) -> None:
+def test_a_process_id_of_the_kernel_identifies_the_rank(read_verdict: Show, tmp_path: Path) -> None:
     """The kernel's process id identifies the rank if the launcher printed both."""
     kernel = tmp_path / "dmesg.txt"
     kernel.write_text("[ 77.1] Out of memory: Killed process 611 (python3) total-vm:9kB\n")
@@ -121,7 +125,7 @@ def test_the_process_id_of_a_local_rank(read_verdict: Show, tmp_path: Path) -> N
     assert read_verdict(lines, "--with", str(kernel))["ranks"] == [1]
 
 
-def test_the_only_rank_that_lost_no_peer(read_verdict: Show) -> None:
+def test_an_exception_is_of_the_only_rank_that_lost_no_peer(read_verdict: Show) -> None:
     """If all other ranks lost a peer, a logged exception without a rank is that peer's."""
     logged = ["ERROR could not go on", *RAISED[:1], *RAISED[3:]]
 

@@ -63,7 +63,7 @@ def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], R
 @pytest.mark.parametrize(
     "end", ["Training finished", "Job 77 State=COMPLETED", "Total training time: 3:02:11"]
 )
-def test_a_later_start_is_unfinished(
+def test_an_earlier_starts_end_is_no_success_of_a_later_one(
     show: Callable[[Sequence[str]], Ran], end: str, later: list[str]
 ) -> None:
     """The end of an earlier start is no success of a later one."""
@@ -71,14 +71,16 @@ def test_a_later_start_is_unfinished(
     assert show([*OPENING, *list_epochs(5), end, *later]).code == EXIT.NOTHING_FOUND
 
 
-def test_a_later_start_has_finished(show: Callable[[Sequence[str]], Ran]) -> None:
+def test_starts_before_the_last_do_not_matter(show: Callable[[Sequence[str]], Ran]) -> None:
     """Starts before the last one don't matter: unfinished, finished or failed."""
     start = [*OPENING, *list_epochs(5)]
     for earlier in (start, [*start, "Training finished"], [*start, *RAISED]):
         assert show([*earlier, *start, "Training finished"]).code == EXIT.OK
 
 
-def test_a_failure_a_success_and_an_unfinished_start(show: Callable[[Sequence[str]], Ran]) -> None:
+def test_a_success_in_the_middle_proves_nothing_about_the_last_start(
+    show: Callable[[Sequence[str]], Ran],
+) -> None:
     """A success in the middle proves nothing about the last start."""
     start = [*OPENING, *list_epochs(5)]
     assert show([*start, *RAISED, *start, "Training finished", *OPENING]).code == EXIT.NOTHING_FOUND
@@ -93,7 +95,9 @@ def test_a_failure_a_success_and_an_unfinished_start(show: Callable[[Sequence[st
         ["Optimizer has 3 groups of parameters", "Test loss 0.3"],
     ],
 )
-def test_no_later_start(show: Callable[[Sequence[str]], Ran], below: list[str]) -> None:
+def test_a_best_epoch_or_slow_rank_is_no_later_start(
+    show: Callable[[Sequence[str]], Ran], below: list[str]
+) -> None:
     """A best epoch, the last line of a slower rank, and one line of the opening aren't a start."""
     assert show([*OPENING, *list_epochs(5), "Training finished", *below]).code == EXIT.OK
 
@@ -106,7 +110,9 @@ FORMS_OF_RANKS = [
 
 
 @pytest.mark.parametrize("form", FORMS_OF_RANKS)
-def test_ranks_that_print_when_they_end(show: Callable[[Sequence[str]], Ran], form: str) -> None:
+def test_steps_below_an_end_are_no_work_if_all_ranks_stop_alike(
+    show: Callable[[Sequence[str]], Ran], form: str
+) -> None:
     """Each rank's steps are in one piece and stop alike: those below an end are no further work."""
     steps = [f"step {step} loss 0.7" for step in range(6)]
     blocks = [[form.format(rank, step) for step in steps] for rank in range(4)]
@@ -126,7 +132,7 @@ def test_ranks_that_print_when_they_end(show: Callable[[Sequence[str]], Ran], fo
         [(3, range(3)), (2, range(4))],
     ],
 )
-def test_ranks_that_go_on(
+def test_nothing_is_proven_if_a_rank_goes_on_below_an_end(
     show: Callable[[Sequence[str]], Ran], form: str, later: Sequence[tuple[int, Sequence[int]]]
 ) -> None:
     """Nothing is proven if a rank below an end stops earlier, goes further or starts again."""
@@ -135,7 +141,9 @@ def test_ranks_that_go_on(
     assert show([*first, "Training finished", *below]).code == EXIT.NOTHING_FOUND
 
 
-def test_steps_of_unknown_ranks_below_an_end(show: Callable[[Sequence[str]], Ran]) -> None:
+def test_steps_without_a_rank_below_an_end_prove_nothing(
+    show: Callable[[Sequence[str]], Ran],
+) -> None:
     """Steps that name no rank may be those of another training."""
     steps = [f"step {step} loss 0.7" for step in range(6)]
     named = [f"[rank 1] {step}" for step in steps]
@@ -152,7 +160,9 @@ def test_steps_of_unknown_ranks_below_an_end(show: Callable[[Sequence[str]], Ran
         "Trainer finished one epoch",
     ],
 )
-def test_no_sentence_about_the_job(show: Callable[[Sequence[str]], Ran], line: str) -> None:
+def test_a_loggers_name_or_one_epoch_is_no_sentence_about_the_job(
+    show: Callable[[Sequence[str]], Ran], line: str
+) -> None:
     """The name of a logger is no subject of a sentence, and one epoch is a part of a training."""
     assert show([*OPENING, *list_epochs(5), line]).code == EXIT.NOTHING_FOUND
 
@@ -164,7 +174,7 @@ def test_no_sentence_about_the_job(show: Callable[[Sequence[str]], Ran], line: s
         "2031-01-01 10:00:00 - trainer - INFO - done with the benchmark",
     ],
 )
-def test_a_sentence_below_a_level(show: Callable[[Sequence[str]], Ran], line: str) -> None:
+def test_a_sentence_behind_a_level_counts(show: Callable[[Sequence[str]], Ran], line: str) -> None:
     """Behind the level of a line is its message."""
     assert show([*OPENING, *list_epochs(5), line]).code == EXIT.OK
 
@@ -181,7 +191,9 @@ def test_a_sentence_below_a_level(show: Callable[[Sequence[str]], Ran], line: st
         ],
     ],
 )
-def test_iterations_beyond_an_epoch(show: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+def test_a_counter_across_epochs_is_the_trainings(
+    show: Callable[[Sequence[str]], Ran], lines: list[str]
+) -> None:
     """A counter that goes on from epoch to epoch is the training's, also after a restart."""
     assert show([*OPENING, *lines]).code == EXIT.OK
 
@@ -204,12 +216,14 @@ def test_iterations_beyond_an_epoch(show: Callable[[Sequence[str]], Ran], lines:
         ],
     ],
 )
-def test_iterations_of_a_part(show: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+def test_a_counter_of_a_part_proves_nothing(
+    show: Callable[[Sequence[str]], Ran], lines: list[str]
+) -> None:
     """A counter below its end, after a restart too, and one that may be of a single epoch."""
     assert show([*OPENING, *lines]).code == EXIT.NOTHING_FOUND
 
 
-def test_a_counter_of_a_restarted_training() -> None:
+def test_first_values_of_all_counters_are_a_restart() -> None:
     """The first values of all counters in a line are a restart;
     those of a later epoch are an inner loop.
     """
@@ -238,7 +252,7 @@ def test_a_counter_of_a_restarted_training() -> None:
         ([*OPENING, *list_epochs(40), EPILOGUE], [*OPENING, *list_epochs(20, begin=20), EPILOGUE]),
     ],
 )
-def test_starts_of_unknown_length(
+def test_starts_of_unknown_length_prove_nothing(
     show: Callable[[Sequence[str]], Ran], earlier: list[str], later: list[str]
 ) -> None:
     """Starts without a stated length prove nothing, however alike they are."""

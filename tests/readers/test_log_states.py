@@ -47,7 +47,7 @@ def test_silent_ranks_are_no_victims(read: Read, raised: tuple[str, ...]) -> Non
     assert "Victims  1 lost a peer" in found["printed"]
 
 
-def test_pods_with_one_file_each(read: Read) -> None:
+def test_a_pod_is_named_by_its_file(read: Read) -> None:
     """A pod has the name of its file, if the number in it is another pod's, too."""
     names = {"job-master-0.log": 0, "job-worker-0.log": 1, "job-worker-1.log": 2}
     texts = {1: RAISED, 0: LOST, 2: LOST}
@@ -60,7 +60,7 @@ def test_pods_with_one_file_each(read: Read) -> None:
     assert found["verdict"]["victims"]["count"] == 2
 
 
-def test_nodes_with_one_file_each(read: Read) -> None:
+def test_a_file_of_a_node_names_and_counts_the_node(read: Read) -> None:
     """A file of a node names the node, not a task, and files of nodes are counted."""
     files = {
         f"node{node}.log": of(f"[rank{node}]: ", LOST if node else RAISED) for node in range(2)
@@ -70,7 +70,7 @@ def test_nodes_with_one_file_each(read: Read) -> None:
     assert "2 nodes" in found["printed"]
 
 
-def test_ranks_of_a_lost_node(read: Read) -> None:
+def test_the_end_of_ranks_on_a_lost_node_is_unknown(read: Read) -> None:
     """A launcher stopped the tasks that it lists; of those on the lost node the end isn't known.
     The time is.
     """
@@ -97,7 +97,9 @@ def test_ranks_of_a_lost_node(read: Read) -> None:
     assert "no report   ranks 4-5" in found["printed"]
 
 
-def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_documentation_and_code_are_no_logs_of_a_failed_job(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """Pages about errors, a manual, code and a configuration in a folder
     aren't logs of a failed job.
     """
@@ -122,7 +124,7 @@ def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> Non
     assert "rank 3" in run("show", str(tmp_path)).out
 
 
-def test_a_default_is_no_size(read: Read) -> None:
+def test_a_default_of_a_program_is_no_job_size(read: Read) -> None:
     """The number of ranks among a program's options may be that of nodes, and 1 is its default."""
     options = "Namespace(epochs=90, lr=0.1, multiprocessing_distributed=True, world_size={})"
     killed = "run.sh: line 12: 2231 Killed                  python main.py"
@@ -133,7 +135,9 @@ def test_a_default_is_no_size(read: Read) -> None:
     assert read({"job.out": [options.format(16), *steps, killed]})["job"]["ranks"] == 16
 
 
-def test_a_log_in_place_of_a_command(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_files_name_suggests_the_command_that_reads_it(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """The name of a file suggests the command that reads it."""
     log = tmp_path / "job.log"
     log.write_text("step 1\n", encoding="utf-8")
@@ -141,7 +145,7 @@ def test_a_log_in_place_of_a_command(run: Callable[..., Ran], tmp_path: Path) ->
     assert (ran.code, f"did you mean 'firstfault show {log}'?" in ran.err) == (EXIT.USAGE, True)
 
 
-def test_torch_stamps_without_a_year(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_brief_keeps_times_without_a_year(run: Callable[..., Ran], tmp_path: Path) -> None:
     """A brief doesn't deny times that have no year."""
     log = tmp_path / "job.log"
     stamp = "W0506 07:08:09.812000 139834 torch/distributed/run.py:803] "

@@ -133,7 +133,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_whose_line_it_is(show: Show, form: str) -> None:
+def test_the_rank_that_raised_is_named_whatever_precedes_its_lines(show: Show, form: str) -> None:
     """The rank that raised is named, whatever stands before its lines, and the lines are cited."""
     own, others = FORMS[form]
     lines = [*of(others, STEPS[:2]), *of(own, STEPS[:2]), *of(own, RAISED), *of(others, LOST)]
@@ -148,7 +148,7 @@ def test_whose_line_it_is(show: Show, form: str) -> None:
     assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
 
 
-def test_lines_of_json(show: Show) -> None:
+def test_json_lines_name_rank_and_node(show: Show) -> None:
     """Objects name rank and node, and may hold a traceback or a line of another program."""
     about = {
         "level": "ERROR",
@@ -170,7 +170,7 @@ def test_lines_of_json(show: Show) -> None:
     )
 
 
-def test_a_progress_bar_before_a_traceback() -> None:
+def test_a_traceback_behind_a_progress_bar_is_read() -> None:
     """What follows a bar in its line is read, and what a carriage return overwrites is not."""
     shown = "".join(f"\r {part}%|###  | {part}/9 [00:01<00:02, 3.1it/s]" for part in (1, 2))
     read = [line for _, line in lines_of(io.BytesIO(f"a\n{shown}{RAISED[0]}\n".encode()))]
@@ -216,7 +216,9 @@ def test_a_progress_bar_before_a_traceback() -> None:
         ([*box((1, -11))], [1], "SIGSEGV"),
     ],
 )
-def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], what: str) -> None:
+def test_a_process_without_output_is_named_by_its_launcher(
+    show: Show, last: list[str], ranks: list[int], what: str
+) -> None:
     """A process that left no words is named if its launcher names it; DeepSpeed's names none."""
     _, found = show([*of("[rank0]: ", LOST), *last])
     assert found["verdict"]["ranks"] == ranks
@@ -224,7 +226,7 @@ def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], wh
     assert ("Out Of Memory" in last[0]) is (found["verdict"]["category"] == "host_oom")
 
 
-def test_the_last_line_may_be_all(show: Show) -> None:
+def test_an_exceptions_line_without_its_traceback_counts_at_the_end(show: Show) -> None:
     """An exception's line without its traceback counts at the end, also before torch's advice;
     a wait is no success.
     """
@@ -239,7 +241,7 @@ def test_the_last_line_may_be_all(show: Show) -> None:
     assert code in {EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE}
 
 
-def test_the_box_is_not_the_verdict(show: Show) -> None:
+def test_torchs_first_observed_failure_is_not_the_verdict(show: Show) -> None:
     """Torch's first observed failure is a victim here,
     and the launcher's own traceback is no fault.
     """
@@ -253,7 +255,7 @@ def test_the_box_is_not_the_verdict(show: Show) -> None:
     assert found["verdict"]["ranks"] == [0], "the agent signaled the rest"
 
 
-def test_a_traceback_without_an_owner(show: Show) -> None:
+def test_a_traceback_without_an_owner_belongs_to_the_only_failed_worker(show: Show) -> None:
     """It belongs to the only worker that failed;
     with two that failed differently no rank is named.
     """
@@ -270,7 +272,7 @@ def test_a_traceback_without_an_owner(show: Show) -> None:
     assert found["verdict"]["ranks"] == []
 
 
-def test_mixed_tracebacks_are_told(show: Show) -> None:
+def test_alternating_tracebacks_count_only_with_equal_last_lines(show: Show) -> None:
     """Without prefixes, alternating tracebacks make an exception only if both
     have the same last line.
     """
@@ -289,7 +291,7 @@ def test_mixed_tracebacks_are_told(show: Show) -> None:
         )
 
 
-def test_a_gpu_that_fell_off_the_bus(show: Show) -> None:
+def test_kernel_and_agent_lines_about_a_gpu_are_of_the_same_rank(show: Show) -> None:
     """The kernel's line names a process by its id, torch's agent only by local rank;
     both are about the same rank.
     """
@@ -310,7 +312,7 @@ def test_a_gpu_that_fell_off_the_bus(show: Show) -> None:
     assert found["verdict"]["category"] != "gpu_hardware", "13 is an error of the application"
 
 
-def test_numbers_of_tasks_on_two_nodes(show: Show) -> None:
+def test_a_number_that_each_node_has_is_a_local_rank(show: Show) -> None:
     """In a label such as "10.2.0.1 [0]", the number that each node has is a local one,
     and the node is known.
     """
@@ -321,7 +323,7 @@ def test_numbers_of_tasks_on_two_nodes(show: Show) -> None:
     assert (found["verdict"]["node"], found["root"]["type"]) == ("10.2.0.2", "ValueError")
 
 
-def test_a_log_of_one_rank_has_no_silent_ones(show: Show) -> None:
+def test_a_log_of_one_rank_has_no_silent_suspects(show: Show) -> None:
     """Ranks that its file can't contain are no suspects."""
     _, found = show(of("[rank3]: ", LOST))
     assert found["verdict"]["ranks"] in ([], [3])
@@ -329,7 +331,7 @@ def test_a_log_of_one_rank_has_no_silent_ones(show: Show) -> None:
 
 
 @pytest.mark.parametrize("limit", [" DUE TO TIME LIMIT", " DUE TO PREEMPTION"])
-def test_a_job_that_was_ended_from_outside(show: Show, limit: str) -> None:
+def test_a_schedulers_end_blames_no_rank_and_no_node(show: Show, limit: str) -> None:
     """A scheduler's words name no rank and no guilty node; a time limit is told as one."""
     said = f"slurmstepd: error: *** JOB 4711 ON n3 CANCELLED AT 2031-05-06T07:08:09{limit} ***"
     _, found = show([*of("0: ", STEPS), said])
@@ -337,7 +339,7 @@ def test_a_job_that_was_ended_from_outside(show: Show, limit: str) -> None:
     assert ("time limit" in found["verdict"]["headline"]) is ("TIME" in limit)
 
 
-def test_a_silent_rank_is_a_suspect(show: Show) -> None:
+def test_the_only_silent_rank_is_named_without_high_confidence(show: Show) -> None:
     """The only silent rank is named, and never with high confidence."""
     lines = [WAITS.format(rank, 9) for rank in (1, 2, 3)]
     _, found = show([*lines, *box((1, -6), (2, -6), (3, -6))])
@@ -345,7 +347,7 @@ def test_a_silent_rank_is_a_suspect(show: Show) -> None:
     assert found["verdict"]["confidence"] != "high"
 
 
-def test_a_silent_rank_of_deepspeed(show: Show) -> None:
+def test_deepspeeds_kills_prove_nothing_about_a_silent_rank(show: Show) -> None:
     """Its launcher kills all processes, those that have ended too,
     which tells nothing about the silent one.
     """
@@ -367,7 +369,7 @@ def test_a_silent_rank_of_deepspeed(show: Show) -> None:
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([2], "medium")
 
 
-def test_two_ranks_that_differ(show: Show) -> None:
+def test_two_ranks_in_different_collectives_are_named_together(show: Show) -> None:
     """Two ranks that wait in different collectives are named together,
     and the job is not run again.
     """
@@ -380,7 +382,7 @@ def test_two_ranks_that_differ(show: Show) -> None:
     assert "different collective" in found["verdict"]["headline"]
 
 
-def test_a_text_to_paste(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_markdown_cites_lines_without_secrets(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Markdown cites the lines, and has neither secrets nor the names of home folders."""
     lines = [line.replace("/job/", "/home/ada/job/") for line in RAISED]
     lines[-1] += " of https://ada:hunter2hunter2@host/x"
@@ -397,7 +399,7 @@ OPENING = ("loading weights of base", "world is ready")
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails again", "succeeds"])
 @pytest.mark.parametrize("merged", ["by time", "a, b", "b, a", "prefixed"])
-def test_restarts_of_two_nodes(
+def test_agents_of_two_nodes_count_one_restart_a_round(
     run: Callable[..., Ran],
     tmp_path: Path,
     show: Show,
@@ -428,7 +430,7 @@ def test_restarts_of_two_nodes(
         assert "round 0: ValueError, rank 0" in run("show", str(tmp_path / "job.out")).out
 
 
-def test_a_requeued_job(show: Show) -> None:
+def test_the_last_of_two_appended_jobs_is_judged(show: Show) -> None:
     """A log to which a second job was appended is judged by the second one."""
     first = [
         *of("1: ", [*OPENING, *STEPS[:4]]),
@@ -490,7 +492,7 @@ def test_a_requeued_job(show: Show) -> None:
         (["\0\1\2" * 40], EXIT.TOOL_FAILED, "neither an error document nor a text"),
     ],
 )
-def test_no_failure(
+def test_a_log_without_a_failure_gets_one_line(
     run: Callable[..., Ran],
     tmp_path: Path,
     lines: list[str],
@@ -506,7 +508,9 @@ def test_no_failure(
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_compressed_and_cut_off(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_a_compressed_or_cut_log_is_read(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
     """A compressed log is read, and of half of one what is there."""
     data = "\n".join([*of("[rank1]: ", RAISED), *("x" * 90 for _ in range(9000))]).encode()
     whole = compress(data)
@@ -534,7 +538,7 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
     assert peak < 20_000_000
 
 
-def test_a_folder_of_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_files_with_numbers_that_differ_are_ranks(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Files with a rank in their names are ranks; those with another number that differs are,
     too.
     """
@@ -548,7 +552,7 @@ def test_a_folder_of_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
     assert (found["verdict"]["ranks"], found["sources"][0]) == ([1], ["out-1.log:1-6"])
 
 
-def test_what_stands_before_lines_is_not_guessed() -> None:
+def test_levels_times_and_words_are_no_labels() -> None:
     """Levels, times and words of the program are no labels; without a label a line has no owner."""
     for prefix in ("INFO: ", "[WARNING] ", "2031-05-06 07:08:09,123 ", "Epoch: "):
         prefixes = learn_prefixes(of(prefix, STEPS))
@@ -564,7 +568,9 @@ def test_what_stands_before_lines_is_not_guessed() -> None:
         ("logs.zip", "unzip"),
     ],
 )
-def test_an_archive(name: str, command: str, tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_an_archive_names_the_command_that_unpacks_it(
+    name: str, command: str, tmp_path: Path, run: Callable[..., Ran]
+) -> None:
     """An archive isn't a log: the error has the command that unpacks it."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text("\n".join(RAISED))

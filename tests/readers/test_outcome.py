@@ -38,7 +38,7 @@ INTERRUPTED = own(0, exception="KeyboardInterrupt", message="", category="interr
         ),
     ],
 )
-def test_a_failure(  # noqa: PLR0917 - parameters
+def test_all_commands_agree_on_how_an_attempt_ended(  # noqa: PLR0917 - parameters
     attempt: Attempt,
     run: Run,
     failures: tuple[model.WorkerError, ...],
@@ -69,7 +69,7 @@ def test_a_failure(  # noqa: PLR0917 - parameters
     assert first.reader().is_error() is outcome.has_failed
 
 
-def test_a_proof_counts_for_every_strategy() -> None:
+def test_a_proven_end_counts_for_every_strategy() -> None:
     """All ranks had returned: that is so, whichever rank a strategy blames."""
     job = make_job(ABORTED, stopped(0, world_size=2), roster=(FINISHED,))
     conclusion = conclude(job, strategy="earliest")
@@ -78,7 +78,7 @@ def test_a_proof_counts_for_every_strategy() -> None:
     assert classify_outcome(conclusion.verdict, job) is Outcome.TEARDOWN_FAILED
 
 
-def test_what_the_nodes_published_counts(attempt: Attempt) -> None:
+def test_a_published_error_means_the_attempt_failed(attempt: Attempt) -> None:
     """Nodes that published an error told Flyte that the attempt failed, finished or not."""
     attempt.write(ABORTED)
     attempt.join(FINISHED)

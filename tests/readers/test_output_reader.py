@@ -28,7 +28,7 @@ from tests.seals import sealed
 _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitive(integer=7)))})
 
 
-def test_outputs_are_read(attempt: Attempt) -> None:
+def test_outputs_are_returned_as_flytes_message(attempt: Attempt) -> None:
     """The outputs of a successful attempt are returned as flyteidl's message."""
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
     reader = attempt.reader()
@@ -38,7 +38,9 @@ def test_outputs_are_read(attempt: Attempt) -> None:
     assert reader.deck_exists(), "each call looks again"
 
 
-def test_outputs_need_flytes_messages(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_without_flyteidl_name_the_extra_to_install(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without flyteidl, an error names the extra that brings it; errors are read without it."""
     monkeypatch.setitem(sys.modules, "flyteidl.core.literals_pb2", None)
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
@@ -52,7 +54,9 @@ def test_outputs_need_flytes_messages(attempt: Attempt, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("data", "code"), [(None, "OutputsNotFound"), (b"not protobuf", "OutputsBadFormat")]
 )
-def test_outputs_that_cannot_be_read(attempt: Attempt, data: bytes | None, code: str) -> None:
+def test_unreadable_outputs_are_flytes_error_with_their_uri(
+    attempt: Attempt, data: bytes | None, code: str
+) -> None:
     """Missing or invalid outputs are Flyte's error with their URI,
     which the system's budget retries.
     """
@@ -140,7 +144,7 @@ def test_a_folder_may_be_named_at_any_depth(attempt: Attempt, below: str) -> Non
     assert abs(document.last_modified_ns - path.stat().st_mtime_ns) < 10_000
 
 
-def test_a_single_document(attempt: Attempt) -> None:
+def test_a_single_document_can_be_read(attempt: Attempt) -> None:
     """One document, ours or Flyte's, can be read by itself."""
     (name,) = attempt.write(make_error(3))
     attempt.write(make_error(0, at_ms=-5))
@@ -153,7 +157,7 @@ def test_a_single_document(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize(("name", "folder"), [("error.pb", "."), ("errors", "firstfault")])
-def test_a_relative_name(
+def test_a_bare_name_is_a_path_in_the_working_directory(
     attempt: Attempt,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -175,7 +179,7 @@ def test_a_relative_name(
     ],
     ids=["missing", "empty", "too large"],
 )
-def test_a_single_document_that_cannot_be_read(
+def test_an_unreadable_single_document_raises_an_error(
     attempt: Attempt,
     data: bytes | None,
     kind: type[Exception],
@@ -194,7 +198,7 @@ def test_a_single_document_that_cannot_be_read(
         asyncio.run(inside())
 
 
-def test_foreign_files_and_broken_roster_entries(attempt: Attempt) -> None:
+def test_foreign_files_are_noted_and_broken_entries_missed(attempt: Attempt) -> None:
     """A file in the errors folder that is not a document is only noted;
     an unreadable roster entry is missed.
     """
@@ -213,7 +217,7 @@ def test_foreign_files_and_broken_roster_entries(attempt: Attempt) -> None:
     assert note.startswith("roster entry not readable: r1-broken.pb: ")
 
 
-def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_name_that_is_no_utf8_is_read(tmp_path: Path) -> None:
     """A file whose name is no UTF-8, as a disk may have it, is read like any other."""
     folder = tmp_path / "firstfault" / "errors"
     folder.mkdir(parents=True)
@@ -236,7 +240,7 @@ def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
     assert attempt.reader(strategy=backwards).verdict().ranks == (1,)
 
 
-def test_the_retry_policy_is_the_callers(attempt: Attempt) -> None:
+def test_the_callers_policy_and_context_decide(attempt: Attempt) -> None:
     """The caller's policy and context decide."""
     attempt.write(make_error(kind=Kind.RECOVERABLE))
     assert attempt.reader().decision().retry
@@ -261,13 +265,15 @@ def test_the_retry_policy_is_the_callers(attempt: Attempt) -> None:
         ({"strategy": "no_such"}, "unknown strategy 'no_such'; available: "),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str) -> None:
+def test_an_invalid_argument_is_refused_before_reading(
+    options: dict[str, Any], reason: str
+) -> None:
     """An invalid argument raises a UsageError before anything is read."""
     with pytest.raises(UsageError, match=reason):
         MultiErrorFileOutputReader("out", **options)
 
 
-def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
+def test_a_callers_copies_are_added_if_the_storage_lacks_them(attempt: Attempt) -> None:
     """A caller's own copies are added only if they are not in the storage."""
     shared = make_error(0, at_ms=9, message="uploaded")
     lost = make_error(1, at_ms=0, message="lost")
@@ -298,7 +304,7 @@ def _lose_documents(attempt: Attempt) -> None:
         path.unlink()
 
 
-def test_the_sealed_decision_holds(attempt: Attempt) -> None:
+def test_the_sealed_decision_holds_while_documents_are_the_same(attempt: Attempt) -> None:
     """The sealed decision is used while the documents are the same,
     and the caller names no policy and strategy.
     """
@@ -341,7 +347,7 @@ def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
     assert conclusion.decision == decide(conclusion.verdict)
 
 
-def test_the_nodes_verdict_counts_for_a_scheduler(attempt: Attempt) -> None:
+def test_a_scheduler_follows_the_published_verdict_despite_late_documents(attempt: Attempt) -> None:
     """A scheduler follows the verdict and the decision that the nodes published,
     although a document came late.
     """
@@ -367,7 +373,7 @@ def test_the_nodes_verdict_counts_for_a_scheduler(attempt: Attempt) -> None:
     )
 
 
-def test_verdict_and_decision_belong_together(attempt: Attempt) -> None:
+def test_the_published_verdict_and_decision_are_printed_together(attempt: Attempt) -> None:
     """A reader that judges the same documents otherwise, as a later version may,
     prints the nodes' verdict.
     """
@@ -406,7 +412,7 @@ def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:
     assert attempt.reader().verdict().strategy == "evidence"
 
 
-def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:
+def test_the_sealed_verdict_is_used_when_the_documents_are_gone(attempt: Attempt) -> None:
     """Without documents the sealed verdict is used, and a note says so."""
     attempt.write(make_error(3, node="w-1", message="bad sample"))
     attempt.put("firstfault/errors/README.md", b"")
@@ -422,7 +428,7 @@ def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:
     assert again.decision == _SEALED
 
 
-def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) -> None:
+def test_the_seal_with_the_most_documents_is_used(attempt: Attempt) -> None:
     """The seal with the most documents is used, not the latest."""
     few = attempt.reader()
     attempt.write(make_error(3, at_ms=5, message="few"))

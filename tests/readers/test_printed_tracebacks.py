@@ -136,7 +136,7 @@ def _story(failure: WorkerError) -> tuple[Verdict, str]:
 
 
 @pytest.mark.parametrize("way", _PRINTING)
-def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: Path) -> None:
+def test_a_printed_exception_is_reported_like_a_raised_one(way: str, tmp_path: Path) -> None:
     """Headline, place, category and fingerprint are those of the first cause
     of the last exception.
     """
@@ -155,7 +155,7 @@ def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: 
         )
 
 
-def test_prefixes_of_launchers(tmp_path: Path) -> None:
+def test_launcher_prefixes_do_not_hide_a_traceback(tmp_path: Path) -> None:
     """What torch and srun put before each line does not hide a traceback."""
     text = _run(_PRINTING["raised"], tmp_path).log_tail
     for prefix in ("[rank3]: ", "[default3]:", "3: "):
@@ -181,14 +181,16 @@ _LIGHTNINGS = (
         ("os._exit(7)", "exited without an exception"),
     ],
 )
-def test_the_last_line_of_an_exit(program: str, why: str, tmp_path: Path) -> None:
+def test_the_last_line_that_is_no_warning_is_why_a_process_exited(
+    program: str, why: str, tmp_path: Path
+) -> None:
     """Without an exception the last line that is not a library's warning
     tells why a process exited.
     """
     assert _story(_run(program, tmp_path))[0].headline == f"exit code 7, rank 3 on worker-1: {why}"
 
 
-def test_a_line_before_sys_exit() -> None:
+def test_a_line_before_sys_exit_is_the_reason() -> None:
     """A program that prints its reason and calls `sys.exit` is told by that reason;
     its exit is the second fact.
     """
@@ -218,7 +220,7 @@ def test_a_line_before_sys_exit() -> None:
         ("3", None, "fatal: license server; exit code 3"),
     ],
 )
-def test_the_exit_code_is_known_or_not_told(
+def test_a_program_killed_while_exiting_has_only_the_code_of_its_call(
     argument: str, exit_code: int | None, headline: str
 ) -> None:
     """A program that the agent killed while it exited has no exit code but that of its call."""
@@ -262,7 +264,7 @@ _ENDS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("printed", "end", "told"), _ENDS.values(), ids=_ENDS)
-def test_whether_a_printed_exception_is_why_it_ended(
+def test_a_printed_exception_long_before_the_end_is_not_the_cause(
     printed: str, end: dict[str, Any], told: str
 ) -> None:
     """It is not if the process continued for long, or if a signal ended it that prints nothing."""
@@ -279,7 +281,7 @@ def test_whether_a_printed_exception_is_why_it_ended(
         "/a/tr|ain.py:8 in step",
     ],
 )
-def test_a_frame_that_rich_wrapped(lines: str) -> None:
+def test_a_frame_is_found_wherever_rich_broke_its_line(lines: str) -> None:
     """A frame is found wherever rich broke its line: before or after "in", or within the path."""
     rows = "\n".join(f"│ {line:<40} │" for line in lines.split("|"))
     box = (
@@ -294,7 +296,7 @@ def test_a_frame_that_rich_wrapped(lines: str) -> None:
     ]
 
 
-def test_code_in_a_box_without_marks_of_indentation() -> None:
+def test_indentation_marks_in_a_box_are_no_code() -> None:
     """A box has a line for each level of indentation, which is no part of the code."""
     row = "\n│ /a/train.py:8 in step │\n│ ❱   8 │   │   raise KeyError(name)   │\n"
     box = f"╭{'─' * 8} Traceback (most recent call last) {'─' * 8}╮{row}╰{'─' * 50}╯"
@@ -317,7 +319,7 @@ again()
 
 
 @pytest.mark.parametrize("cut", [0, 2])
-def test_a_second_try(cut: int, tmp_path: Path) -> None:
+def test_a_failed_retry_is_told_by_the_first_tries_output(cut: int, tmp_path: Path) -> None:
     """A second try that found the first one's process group is told by what the first one printed,
     cut off or not.
     """
@@ -368,7 +370,7 @@ def steps():
     ],
 )
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_step_that_is_tried_again(
+def test_a_retry_that_fails_in_a_collective_is_told_by_the_first_try(
     fails: str,
     headline: str,
     tmp_path: Path,
@@ -395,7 +397,7 @@ def test_a_step_that_is_tried_again(
     assert (verdict.category, verdict.confidence) in {("user_code", "medium"), ("unknown", "low")}
 
 
-def test_a_clean_up_after_an_early_exit(tmp_path: Path) -> None:
+def test_a_failed_cleanup_after_an_early_exit_is_told_by_the_exit(tmp_path: Path) -> None:
     """The rank fails because of its clean-up; it wanted to end before that."""
     cleaning = (
         "import os\ndef leave():\n    sys.exit(0)\ntry:\n    leave()\nfinally:\n   "
@@ -434,7 +436,9 @@ faulthandler.enable(open(f"{__file__}.stack", "w"))
     ],
     ids=["survived", "the reason"],
 )
-def test_an_abort_after_an_exception(calls: str, headline: str, tmp_path: Path) -> None:
+def test_an_exception_explains_an_abort_only_in_a_running_function(
+    calls: str, headline: str, tmp_path: Path
+) -> None:
     """The exception tells why only if the function that printed it had not returned
     when the process aborted.
     """
@@ -448,7 +452,9 @@ def test_an_abort_after_an_exception(calls: str, headline: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("later", "is_told"), [("", True), ("logging.error('leaving')\n", False)])
-def test_a_traceback_below_a_warning(later: str, tmp_path: Path, *, is_told: bool) -> None:
+def test_a_traceback_below_a_warning_counts_only_at_the_end(
+    later: str, tmp_path: Path, *, is_told: bool
+) -> None:
     """The warning may be about something else, if nothing was printed after the traceback."""
     print_it = "try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n"
     printed = _run(
@@ -504,7 +510,7 @@ def _printed(program: str) -> str:
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_the_traceback_of_the_exception_is_left_out(name: str) -> None:
+def test_the_recorded_traceback_is_cut_from_the_output(name: str) -> None:
     """Of what a process prints, the lines before and after its traceback stay,
     also where torch names the rank.
     """
@@ -518,7 +524,7 @@ def test_the_traceback_of_the_exception_is_left_out(name: str) -> None:
         ]
 
 
-def test_a_traceback_whose_beginning_is_lost() -> None:
+def test_a_cut_traceback_is_cut_from_the_output() -> None:
     """A text that begins in the middle of the traceback keeps only what follows it."""
     printed = _printed("def step():\n    raise ValueError('bad')\nstep()")
     cut = printed[printed.index('  File "<string>"') :]
@@ -526,7 +532,7 @@ def test_a_traceback_whose_beginning_is_lost() -> None:
 
 
 @pytest.mark.parametrize("logged", ["FileNotFoundError: shard 3", "ValueError: shard 3 is corrupt"])
-def test_the_traceback_of_another_exception_stays(logged: str) -> None:
+def test_another_exceptions_traceback_stays_in_the_output(logged: str) -> None:
     """A traceback that the program logged before stays, also if its exception has the same type."""
     other = f'Traceback (most recent call last):\n  File "a.py", line 3, in read\n{logged}'
     raised = (
@@ -579,7 +585,7 @@ def _gave_up(rank: int, text: str, printed: str, **more: Any) -> WorkerError:
         ("the training is unstable", 2),
     ],
 )
-def test_a_program_that_gave_up(text: str, tries: int) -> None:
+def test_ranks_that_gave_up_alike_differ_by_the_errors_of_each_try(text: str, tries: int) -> None:
     """Ranks that raise the same after their tries are told apart by what they
     had printed of each try.
     """
@@ -603,7 +609,7 @@ def test_a_program_that_gave_up(text: str, tries: int) -> None:
     ],
     ids=["one error that it handled", "of another function", "long before"],
 )
-def test_what_was_handled_before_another_error(text: str, printed: str) -> None:
+def test_a_handled_error_does_not_explain_a_later_one(text: str, printed: str) -> None:
     """One handled error does not explain what the same function raises later,
     nor does that of another function.
     """
@@ -613,7 +619,7 @@ def test_what_was_handled_before_another_error(text: str, printed: str) -> None:
     )
 
 
-def test_all_gave_up_without_their_reasons() -> None:
+def test_ranks_that_gave_up_after_a_peers_error_are_victims() -> None:
     """Ranks that tell only that their tries failed may be victims:
     those that printed a peer's error are.
     """

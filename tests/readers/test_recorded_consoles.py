@@ -14,7 +14,7 @@ RIGHT = 0.85
 """Least share of right answers."""
 
 
-def test_the_recorded_consoles() -> None:
+def test_no_recorded_console_is_wrong_with_high_confidence() -> None:
     """No answer is wrong with high confidence, none fails, most are right;
     `make consoles` scores all.
     """
@@ -51,7 +51,9 @@ def test_each_log_has_its_truth() -> None:
         ("wrong", [], 10, {"ranks": [0], "node": "gpu-a"}),
     ],
 )
-def test_judge(outcome: str, ranks: list[int] | None, code: int, said: dict[str, Any]) -> None:
+def test_an_answer_is_right_if_it_names_ranks_and_cause(
+    outcome: str, ranks: list[int] | None, code: int, said: dict[str, Any]
+) -> None:
     """An answer is right if it names the guilty ranks and tells what failed."""
     truth = {"ranks": ranks, "node": "gpu-b", "word": "no labels", "any": False}
     assert score.judge(truth, code, {"verdict": said} if said else {}) == outcome

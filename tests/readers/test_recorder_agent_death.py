@@ -53,7 +53,7 @@ def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
 
 
 @pytest.mark.parametrize("kernel_tells", [True, False], ids=["pidfd", "polled"])
-def test_an_agent_that_is_killed(
+def test_the_recorder_uploads_the_death_of_a_killed_agent(
     agent: StartAgent,
     out: Prefix,
     kernel_tells: bool,
@@ -105,7 +105,7 @@ def test_an_agent_that_is_killed(
         assert (receipts[name].fault_to_durable_ns or 0) > 0
 
 
-def test_a_process_that_outlives_a_killed_agent(
+def test_stderr_of_a_surviving_process_is_read_after_the_recorders_end(
     agent: StartAgent, out: Prefix, tmp_path: Path
 ) -> None:
     """Its stderr is read after the recorder's end, too, so it gets no EPIPE;
@@ -142,7 +142,9 @@ def test_a_process_that_outlives_a_killed_agent(
     assert log.read_bytes().count(b"x") == 200_000
 
 
-def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out: Prefix) -> None:
+def test_an_agent_that_exits_without_ending_its_recorder_is_dead(
+    agent: StartAgent, out: Prefix
+) -> None:
     """It counts as dead, also if it ended before its recorder began to watch."""
     dying = agent(out.uri)
     os.kill(dying.recorder_pid, signal.SIGSTOP)
@@ -155,7 +157,7 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out:
     assert len(out.roster()) == 1
 
 
-def test_bytes_that_are_no_document(
+def test_unreadable_documents_are_uploaded_as_they_are(
     agent: StartAgent, out: Prefix, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Unreadable documents are uploaded as they are;
@@ -181,7 +183,7 @@ def test_bytes_that_are_no_document(
 @pytest.mark.parametrize(
     "reason", ["cannot write", "the storage did not answer within 0.5 s"], ids=["fails", "hangs"]
 )
-def test_a_death_with_a_bad_storage(
+def test_a_bad_storage_is_waited_for_until_the_deadline(
     agent: StartAgent,
     out: Prefix,
     gate: Gate,
@@ -208,7 +210,9 @@ def test_a_death_with_a_bad_storage(
     )
 
 
-def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Prefix, gate: Gate) -> None:
+def test_a_dead_agents_recorder_still_answers_its_workers(
+    agent: StartAgent, out: Prefix, gate: Gate
+) -> None:
     """The recorder of a dead agent still answers its workers."""
     dying = agent(gate.uri(out))
     write_last_words(dying.folder)
@@ -231,7 +235,7 @@ def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Prefix, gate:
     assert len(out.failures()) == 2
 
 
-def test_a_worker_that_asks_late(agent: StartAgent, out: Prefix) -> None:
+def test_a_dead_agents_recorder_waits_for_late_requests(agent: StartAgent, out: Prefix) -> None:
     """The recorder of a dead agent waits a moment for late requests of workers."""
     dying = agent(out.uri)
     write_last_words(dying.folder)
@@ -287,7 +291,7 @@ def _of_worker(folder: Path) -> dict[str, str]:
     }
 
 
-def test_what_the_workers_of_a_killed_agent_leave(
+def test_orphans_are_killed_but_daemons_live_on(
     agent: StartAgent, out: Prefix, started: list[subprocess.Popen[str]]
 ) -> None:
     """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
@@ -303,7 +307,9 @@ def test_what_the_workers_of_a_killed_agent_leave(
     assert daemon.poll() is None
 
 
-def test_what_a_worker_started(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_a_workers_processes_are_known_by_variables_or_files(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
     """A program has its worker's variables, and a fork its worker's files,
     wherever its stderr goes.
     """
@@ -315,7 +321,9 @@ def test_what_a_worker_started(tmp_path: Path, started: list[subprocess.Popen[st
     assert find_orphans(tmp_path) == {program.pid, fork.pid, talks.pid}
 
 
-def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_processes_that_others_started_are_left_alone(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
     """A daemon, the agent's own children, and the workers of another node are left alone."""
     node, other = tmp_path / "node", tmp_path / "other"
     for folder in (node, other):
@@ -333,7 +341,9 @@ def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]
     assert [process.poll() for process in started] == [None] * 5
 
 
-def test_how_they_end(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_orphans_get_sigterm_then_sigkill(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
     """They end by SIGTERM, and by SIGKILL if they ignore that for too long."""
     _start(started, env=_of_worker(tmp_path))
     kill_orphan_processes(tmp_path, HANG_S)

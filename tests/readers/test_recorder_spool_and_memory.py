@@ -24,7 +24,7 @@ from firstfault.recorder.termination_message import (
 )
 
 
-def test_spool(tmp_path: Path) -> None:
+def test_the_spool_has_whole_documents_with_their_receipts(tmp_path: Path) -> None:
     """The spool has whole documents under their names,
     each with its receipt once that is written whole.
     """
@@ -50,7 +50,7 @@ def test_spool(tmp_path: Path) -> None:
         assert spool.documents()[0].receipt is None, text[:80]
 
 
-def test_a_durable_receipt_stays(tmp_path: Path) -> None:
+def test_a_late_failure_does_not_replace_a_durable_receipt(tmp_path: Path) -> None:
     """A receipt keeps the reason of a loss; a late failure of a first try does not
     make a loss of a success.
     """
@@ -64,7 +64,7 @@ def test_a_durable_receipt_stays(tmp_path: Path) -> None:
         assert (document.receipt, document.is_durable) == (kept, kept.durable)
 
 
-def test_withdrawn_documents(tmp_path: Path) -> None:
+def test_a_withdrawn_document_is_marked_and_stays(tmp_path: Path) -> None:
     """A withdrawn document, which may come later, is marked, and stays."""
     spool = Spool(tmp_path / "there")
     spool.withdraw("a.pb")
@@ -87,7 +87,7 @@ print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 
 
-def test_a_recorder_is_ready_for_the_agents_death() -> None:
+def test_a_recorder_compiles_every_credential_pattern_early() -> None:
     """What a recorder loads early includes each pattern of a credential:
     later the memory may be short.
     """
@@ -96,7 +96,7 @@ def test_a_recorder_is_ready_for_the_agents_death() -> None:
     assert ran.stdout == "[]\n"
 
 
-def test_the_folder_of_a_node(tmp_path: Path) -> None:
+def test_each_process_has_a_spool_in_the_nodes_folder(tmp_path: Path) -> None:
     """Each process has a spool of its own in the node's folder;
     `last_words` is none of the `spools`.
     """
@@ -210,7 +210,9 @@ FILES: dict[int, dict[str, object]] = {
         ),
     ],
 )
-def test_the_figures(version: int, path: str, later: dict[str, object], tmp_path: Path) -> None:
+def test_both_versions_of_control_groups_have_the_same_figures(
+    version: int, path: str, later: dict[str, object], tmp_path: Path
+) -> None:
     """Both versions have the same figures, in other files; kills count from the watch's start."""
     tree = machine(tmp_path, version, path)
     folder = f"{MOUNTS[version]}{path}"
@@ -236,7 +238,7 @@ def test_the_figures(version: int, path: str, later: dict[str, object], tmp_path
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_where_the_group_is(
+def test_the_group_is_found_on_hosts_and_in_containers(
     version: int,
     path: str,
     mount_root: str,
@@ -253,7 +255,7 @@ def test_where_the_group_is(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_no_limit(version: int, tmp_path: Path) -> None:
+def test_without_a_limit_the_limit_is_none(version: int, tmp_path: Path) -> None:
     """Without any limit the limit is None, and the figures are those of the process's own group."""
     tree = machine(tmp_path, version, "/job/step")
     mount = MOUNTS[version]
@@ -270,7 +272,7 @@ def test_no_limit(version: int, tmp_path: Path) -> None:
     )
 
 
-def test_a_limit_further_up(tmp_path: Path) -> None:
+def test_limit_and_usage_are_those_of_the_nearest_limited_group(tmp_path: Path) -> None:
     """The limit and the usage are those of the nearest group with a limit;
     kills are those of the process's group.
     """
@@ -310,7 +312,7 @@ def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
+def test_a_shortage_is_without_the_page_cache(version: int, tmp_path: Path) -> None:
     """A shortage is what programs use, without the page cache that the kernel would free."""
     tree = machine(tmp_path, version)
     used = {1: "memory__usage_in_bytes", 2: "memory__current"}[version]
@@ -325,7 +327,9 @@ def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
     assert watch.find_shortage(0.95) == (960, 1000)
 
 
-def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_termination_message_fits_and_replaces_only_firstfaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It fits into the limit of Kubernetes and replaces only our own;
     clearing a warning leaves other messages.
     """
@@ -351,7 +355,7 @@ def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "cgroup", ["", "nonsense", "0:\n::\n", "4:memory:/somewhere", "0::/somewhere"]
 )
-def test_a_machine_without_control_groups(cgroup: str, tmp_path: Path) -> None:
+def test_without_control_groups_every_figure_is_none(cgroup: str, tmp_path: Path) -> None:
     """Without control groups every figure is None."""
     assert (
         Tree(tmp_path, cgroup, "nonsense\n22 1 0:21 / /proc rw - proc proc rw").watch().report()

@@ -50,7 +50,7 @@ def _text(kept: str) -> str:
     return " ".join(terminal_text(report).split())
 
 
-def test_a_result_that_cannot_be_pickled() -> None:
+def test_a_result_that_cannot_be_pickled_is_at_fault_not_a_line() -> None:
     """The value that the function returned is at fault, not a line of the function.
 
     When the exception was raised isn't known, only when its process had ended.
@@ -62,7 +62,7 @@ def test_a_result_that_cannot_be_pickled() -> None:
     assert SENT not in _text(ELSEWHERE)
 
 
-def test_a_thread_that_failed_before() -> None:
+def test_a_threads_earlier_exception_explains_that_of_the_main_thread() -> None:
     """The exception of a thread explains that of the main thread, if it came before."""
     error = make_error(1, exception="RuntimeError", message="the prefetch thread died", at_ms=500)
     assert error.timestamp_ns is not None

@@ -230,7 +230,7 @@ def test_the_last_rule_always_applies() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "waited", "stopped"])
-def test_a_rank_without_an_agent_that_ended(how: str) -> None:
+def test_a_rank_that_ended_without_an_agent_is_the_root_cause(how: str) -> None:
     """It is the root cause if all others lost a peer, waited or were stopped,
     but not if one has a fault of its own.
 
@@ -282,13 +282,13 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     ],
     ids=["two hours before", "the job had recovered"],
 )
-def test_a_handled_exception_from_which_the_training_went_on(change: dict[str, Any]) -> None:
+def test_a_survived_exception_is_not_the_root_cause(change: dict[str, Any]) -> None:
     """An exception that a training has survived is not the root cause of what ends it later."""
     job = replace(CASES["handled"][0], **change)
     assert apply_rules(diagnosis_of(job)).rule == "undetermined"
 
 
-def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
+def test_the_first_try_counts_if_several_ranks_stand_out_in_the_last() -> None:
     """Of a program that tries again, the first exceptions tell more than a hang in which
     several ranks stand out.
     """
@@ -308,7 +308,7 @@ def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
     assert (verdict.rule, verdict.headline, verdict.confidence) == ("handled", headline, "low")
 
 
-def test_the_rules_in_the_docs() -> None:
+def test_the_documented_table_of_rules_is_current() -> None:
     """docs/guides/strategies.md has the table that tools/describe_fields.py makes."""
     page = (DOCS / "guides" / "strategies.md").read_text(encoding="utf-8")
     assert with_rules(page) == page

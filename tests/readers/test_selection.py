@@ -88,7 +88,7 @@ def read(
 # --- evidence -------------------------------------------------------------------------------------
 
 
-def test_a_few_documents_suffice() -> None:
+def test_a_few_opened_documents_give_the_verdict_of_all() -> None:
     """A few of the documents are opened; verdict, counts and digest are those of all documents."""
     snapshot = cascade(root())
     job, objects = read(snapshot)
@@ -121,7 +121,7 @@ def test_a_few_documents_suffice() -> None:
     assert f"{MANY - 1} ranks failed because of it: stopped, or lost a peer" in verdict.why
 
 
-def test_one_fault_of_all_ranks() -> None:
+def test_one_fault_of_all_ranks_names_all_without_opening_all() -> None:
     """If every rank has the same fault, the verdict has all ranks although few
     documents were opened.
     """
@@ -136,7 +136,7 @@ def test_one_fault_of_all_ranks() -> None:
     assert f"{MANY} ranks failed in the same way" in verdict.why
 
 
-def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() -> None:
+def test_a_fault_at_two_times_names_only_opened_ranks_of_the_first() -> None:
     """If half of the job was killed a minute later,
     the verdict has only opened ranks of the first half.
     """
@@ -170,7 +170,7 @@ def stopped(rank: int, given: int = 40, **fields: object) -> model.WorkerError:
     return death(rank, **{**ended, **told, **fields})
 
 
-def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
+def test_the_only_hung_worker_among_stopped_ones_is_opened_and_named() -> None:
     """The only worker with fewer collectives than the others is opened and named."""
     timed_out = document(
         7,
@@ -186,7 +186,7 @@ def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
     assert verdict.ranks == (233,)
 
 
-def test_a_death_among_those_that_were_stopped() -> None:
+def test_an_own_death_among_hundreds_of_stops_is_found() -> None:
     """A worker that its agent did not stop is found among hundreds that were
     stopped by the same signal.
     """
@@ -195,7 +195,7 @@ def test_a_death_among_those_that_were_stopped() -> None:
     assert run_strategy(get_strategy("evidence"), job).ranks == (233,)
 
 
-def test_mixed_names_are_opened_until_they_are_told_apart() -> None:
+def test_documents_of_ambiguous_names_are_opened() -> None:
     """If only some opened workers of a fault were stopped, as in names of older versions,
     more are opened.
     """
@@ -206,7 +206,7 @@ def test_mixed_names_are_opened_until_they_are_told_apart() -> None:
     assert run_strategy(get_strategy("evidence"), job).ranks == (3,)
 
 
-def test_documents_of_the_worker_and_its_agent() -> None:
+def test_a_workers_and_its_agents_documents_are_opened_together() -> None:
     """The agent's and the worker's documents about one process are opened together."""
     words = [victim(rank) for rank in range(MANY) if rank != 211]
     deaths = [death(rank, exit_code=70, at_ms=5000 + rank) for rank in range(MANY) if rank != 211]
@@ -217,7 +217,7 @@ def test_documents_of_the_worker_and_its_agent() -> None:
     assert verdict.victims.count == MANY - 1
 
 
-def test_whoever_is_named_is_opened() -> None:
+def test_a_failure_that_only_a_peer_names_is_opened() -> None:
     """A failure that only a peer's text names is opened."""
     text = "[Rank 233]: Rank 233 failed to pass monitoredBarrier in 1800000 ms"
     others = [rank for rank in range(MANY) if rank != 233]
@@ -228,7 +228,9 @@ def test_whoever_is_named_is_opened() -> None:
     assert 233 in {failure.rank for failure in job.failures}
 
 
-def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_strategy_whose_find_more_ranks_raises_gets_the_default(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A strategy whose `find_more_ranks` raises gets the default documents,
     and a warning is logged.
     """
@@ -243,7 +245,7 @@ def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixtu
     assert "failed to name the documents that it wants (ZeroDivisionError" in caplog.text
 
 
-def test_ten_thousand_faults_are_not_all_opened() -> None:
+def test_of_10000_faults_a_bounded_number_is_opened() -> None:
     """If every rank has another fault, a bounded number is opened, including the earliest."""
     texts = (f"fault {chr(97 + rank % 26) * (2 + rank // 26)}" for rank in range(3000))
     words = [
@@ -260,7 +262,7 @@ def test_ten_thousand_faults_are_not_all_opened() -> None:
 # --- what names say wrong -------------------------------------------------------------------------
 
 
-def test_a_name_that_is_not_true_costs_it_all() -> None:
+def test_a_name_that_contradicts_its_document_opens_all() -> None:
     """If one document contradicts its name, or a strategy does not declare what it reads,
     all are opened.
     """
@@ -286,7 +288,7 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_what_cannot_be_read_is_replaced_by_its_like(is_gone: bool) -> None:
+def test_an_unreadable_document_is_replaced_by_a_similar_one(is_gone: bool) -> None:
     """If chosen documents are damaged, or gone since they were listed, others are opened;
     the unreadable ones count.
     """
@@ -307,7 +309,7 @@ def test_what_cannot_be_read_is_replaced_by_its_like(is_gone: bool) -> None:
     )
 
 
-def test_rounds_that_were_recovered_from() -> None:
+def test_of_recovered_rounds_few_documents_are_opened() -> None:
     """Documents of an earlier round are history: a few are opened, the others counted."""
     snapshot = cascade(root())
     later = make_presence(model.Phase.SUCCEEDED, node="w-0", group_rank=0, nodes=1, round=1)
@@ -321,7 +323,7 @@ def test_rounds_that_were_recovered_from() -> None:
         assert f"{unopened} documents of earlier rounds were not opened" in job.coverage.notes
 
 
-def test_an_exception_that_was_handled_after_all() -> None:
+def test_a_withdrawn_document_counts_as_neither_opened_nor_listed() -> None:
     """A document that its node has withdrawn counts neither as opened nor as listed."""
     handled = root(3, in_flight=True, at_ms=1)
     snapshot = cascade(root(), handled)
@@ -342,7 +344,7 @@ def test_an_exception_that_was_handled_after_all() -> None:
 
 
 @pytest.mark.parametrize("stored_at", [START_NS, None])
-def test_unopened_documents_that_were_uploaded_late(stored_at: int | None) -> None:
+def test_a_stored_document_is_not_missed_although_unopened(stored_at: int | None) -> None:
     """Documents that the storage has are not missed, also unopened ones;
     those that were handed over are.
     """
@@ -383,7 +385,7 @@ def test_earliest_opens_one_document() -> None:
     )
 
 
-def test_all_of_one_moment_are_opened() -> None:
+def test_all_documents_with_the_earliest_time_are_opened() -> None:
     """All documents with the earliest time are opened."""
     tied = [root(211), root(12), document(5, at_ms=5, exception=None, exit_code=1)]
     job, objects = read(cascade(*tied), "earliest")
@@ -394,7 +396,7 @@ def test_all_of_one_moment_are_opened() -> None:
 
 
 @pytest.mark.parametrize("name", ["zzz.pb", "a.pb", "e1-zzz.pb"])
-def test_another_writers_document_is_not_missed(name: str) -> None:
+def test_a_document_of_another_name_is_opened(name: str) -> None:
     """A document with any other name is opened: it may be the earliest."""
     snapshot = cascade(root())
     foreign = make_error(99, node="w-12", group_rank=12, at_ms=-5, message="first of all")
@@ -411,7 +413,7 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
     ],
     ids=["in flight", "stopped"],
 )
-def test_a_first_document_that_is_not_the_whole_answer(first: model.WorkerError) -> None:
+def test_earliest_reads_all_if_the_first_process_was_stopped(first: model.WorkerError) -> None:
     """If the first document is about a process that was stopped,
     `earliest` decides as it does on all documents.
     """
@@ -435,7 +437,7 @@ class _Shuffled(Objects):
         return (await super().list(folder))[::-1]
 
 
-def test_a_storage_that_lists_out_of_order() -> None:
+def test_an_unsorted_listing_gives_the_same_answer() -> None:
     """If names are not sorted, everything is listed, and the answer is the same."""
     snapshot = cascade(root())
     for strategy in ("earliest", "evidence"):
@@ -463,7 +465,7 @@ def test_a_listing_that_breaks_off_is_an_error() -> None:
     ).ranks == (211,)
 
 
-def test_other_folders_beside_the_outputs() -> None:
+def test_objects_beside_the_documents_cost_few_requests() -> None:
     """Thousands of objects beside the documents cost a request or two,
     not a listing of all of them.
     """

@@ -48,7 +48,7 @@ def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any
 
 
 @pytest.mark.parametrize("name", ["a-file/error.pb", "a-file/below/error.pb"])
-def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+def test_an_unwritable_folder_is_named_and_left_empty(tmp_path: Path, name: str) -> None:
     """A write below a file raises an error that names the path, not ObjectNotFoundError,
     and leaves nothing.
     """
@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
 
 
-def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_partly_written_file_is_removed(tmp_path: Path) -> None:
     """Nothing is left of a file that could only be written in part."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -99,7 +99,7 @@ def test_a_file_that_is_still_being_written_is_not_listed(
         ("abfs:/c", "abfs"),
     ],
 )
-def test_a_scheme_without_two_slashes(uri: str, scheme: str) -> None:
+def test_a_scheme_without_two_slashes_is_a_usage_error(uri: str, scheme: str) -> None:
     """It is a mistyped URI, and not a folder of this machine."""
     with pytest.raises(
         UsageError, match=f"two slashes follow the scheme, as in {scheme}://bucket/key"
@@ -108,7 +108,7 @@ def test_a_scheme_without_two_slashes(uri: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["s3/x", "gs:x", "with:colon/x"])
-def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str) -> None:
+def test_a_folder_that_looks_like_a_scheme_is_local(tmp_path: Path, folder: str) -> None:
     """A local folder is one, whatever its name."""
     _in(tmp_path / folder, lambda store: store.put("a.pb", b"x"))
     assert (tmp_path / folder / "a.pb").read_bytes() == b"x"
@@ -124,7 +124,7 @@ def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str)
         ("webhdfs://host/out", "is not installed \\(install a package to access webhdfs\\)$"),
     ],
 )
-def test_a_storage_that_is_not_installed(
+def test_a_storage_that_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, uri: str, reason: str
 ) -> None:
     """An unknown scheme or a missing package raises a UsageError that says what to install."""
@@ -164,7 +164,7 @@ def test_a_missing_object_keeps_no_caller_alive(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_a_store_is_used_inside_async_with(tmp_path: Path) -> None:
+def test_a_request_outside_of_async_with_raises(tmp_path: Path) -> None:
     """A request outside of `async with` raises a RuntimeError that says so."""
     store = open_store(str(tmp_path))
     with pytest.raises(RuntimeError, match="async with"):
@@ -236,7 +236,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize("error", _TRANSIENT.values(), ids=_TRANSIENT)
-def test_a_transient_error(
+def test_a_transient_error_is_retried_then_raised(
     tmp_path: Path, failing: Callable[..., list[str]], error: Exception
 ) -> None:
     """A request is sent up to three times; then StoreUnavailableError is raised,
@@ -255,7 +255,7 @@ def test_a_transient_error(
 
 
 @pytest.mark.parametrize(("error", "kind", "advice"), _FINAL.values(), ids=_FINAL)
-def test_a_final_error_is_typed_at_once(
+def test_a_refused_request_is_not_retried(
     tmp_path: Path,
     failing: Callable[..., list[str]],
     error: Exception,
@@ -335,7 +335,9 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+def test_a_slow_first_answer_is_awaited_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
     """A storage that answers late, as after a login, is listed;
     one that does not answer raises an error.
     """
@@ -387,7 +389,7 @@ def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> No
         ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "s"}, {}),
     ],
 )
-def test_settings_of_s3(
+def test_flytekits_endpoint_overrides_botocores(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
 ) -> None:
     """The endpoint of flytekit's variable overrides botocore's; botocore reads its own keys."""
@@ -400,7 +402,7 @@ def test_settings_of_s3(
     assert build_storage_options("s3", {"key": "mine"})["key"] == "mine"
 
 
-def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_s3_do_not_reach_other_storages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of S3 do not reach another storage."""
     monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "id")
     assert build_storage_options("gs", {"token": "t"}) == {"token": "t"}
@@ -419,7 +421,7 @@ def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch)
         ("error.pb", (".", "error.pb")),
     ],
 )
-def test_splitting(uri: str, halves: tuple[str, str]) -> None:
+def test_a_uri_is_split_and_joined_with_one_slash(uri: str, halves: tuple[str, str]) -> None:
     """A URI is split into its folder and its name, and joined with one slash."""
     assert split_name(uri) == halves
     assert join(*halves) == uri.removesuffix("/") or halves[0] == "."
@@ -437,6 +439,6 @@ def test_splitting(uri: str, halves: tuple[str, str]) -> None:
         ("memory://x", False),
     ],
 )
-def test_what_is_remote(uri: str, remote: bool) -> None:
+def test_a_local_folder_is_not_remote_with_or_without_a_scheme(uri: str, remote: bool) -> None:
     """A folder of this machine is not remote, with or without a scheme."""
     assert is_remote(uri) is remote

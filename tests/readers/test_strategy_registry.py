@@ -52,7 +52,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_names(installed: Callable[..., None]) -> None:
+def test_names_are_built_in_then_registered_then_installed(installed: Callable[..., None]) -> None:
     """The names are the built-in ones, then the registered, then the installed, each once.
 
     Registering gives back the strategy, which is found by its name until it is unregistered. An
@@ -113,7 +113,7 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", [functools.partial(mine), lambda job, _depth=3: mine(job)])
-def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
+def test_any_callable_of_one_argument_is_a_strategy(strategy: Any) -> None:
     """A partial, or a lambda with defaults, is a strategy as it is."""
     assert (
         registry.run_strategy(registry.get_strategy(strategy), make_job(make_error())).strategy
@@ -155,7 +155,7 @@ def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, r
 
 
 @pytest.mark.parametrize("answer", [None, "a verdict", make_job()])
-def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
+def test_a_strategy_that_returns_no_verdict_is_a_named_error(answer: Any) -> None:
     """What a strategy returns or raises is checked: its caller gets one type of error,
     which names the strategy.
     """

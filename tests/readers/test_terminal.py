@@ -77,7 +77,7 @@ def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
         }
 
 
-def test_what_there_is_room_for() -> None:
+def test_groups_beyond_the_room_are_counted() -> None:
     """Further groups are counted; the first reason and the changes of attempts are shown;
     -v has all groups.
     """
@@ -117,7 +117,7 @@ def test_what_there_is_room_for() -> None:
     ],
     ids=["innermost", "all of a library", "cause", "group", "notes"],
 )
-def test_tracebacks(changes: dict[str, Any], text: str) -> None:
+def test_a_traceback_says_what_was_left_out(changes: dict[str, Any], text: str) -> None:
     """Where a library raised, what was left out, causes, members and notes are said;
     if none is ours, all of it.
     """
@@ -146,7 +146,7 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
     assert title not in _printed(one, verbose=True) + markdown(one)
 
 
-def test_stacks_of_suspects() -> None:
+def test_verbose_shows_the_stacks_of_suspects() -> None:
     """If no rank is named, -v shows the stacks of the suspects."""
     find_stragglers = {
         "exception": None,
@@ -167,7 +167,7 @@ def test_stacks_of_suspects() -> None:
     assert "in recv" not in _printed(report)
 
 
-def test_a_terminal_has_room_for_so_much() -> None:
+def test_a_long_message_is_cut_on_a_terminal_but_not_in_a_pipe() -> None:
     """Of a message of very many lines, or of a very long line, it prints the head and the tail;
     a pipe gets all.
     """
@@ -188,7 +188,7 @@ def test_a_terminal_has_room_for_so_much() -> None:
 
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("width", [20, 40, 49, 50, 80, 200])
-def test_any_width(width: int, verbose: bool) -> None:
+def test_no_row_is_wider_than_the_terminal(width: int, verbose: bool) -> None:
     """No row is longer than the terminal is wide, and what is folded is not lost."""
     report = _usual(node="a-very-long-execution-name-n0-0-worker-1" * 2)
     text = _printed(report, width, verbose=verbose)
@@ -209,7 +209,7 @@ def test_a_command_can_be_copied() -> None:
         assert f"{command}\n" in _printed(report, width).replace("\\\n", "")
 
 
-def test_colors() -> None:
+def test_colors_do_not_change_words() -> None:
     """With color the words are the same."""
     text = _printed(_usual(), force_terminal=True, _environ={"TERM": "xterm-256color"})
     assert "\x1b[1;31mroot cause  rank 3\x1b[0m\n" in text
@@ -217,7 +217,7 @@ def test_colors() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_any_encoding(encoding: str) -> None:
+def test_letters_missing_in_the_encoding_are_escaped(encoding: str) -> None:
     """What the terminal's encoding does not have is shown by its escape, and nothing fails."""
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding)
@@ -320,7 +320,7 @@ def test_every_reason_and_suspect_is_a_line() -> None:
     )
 
 
-def test_a_report_in_a_pipe() -> None:
+def test_a_pipe_gets_the_labels_without_color() -> None:
     """It has the labels of a terminal and no color; one screen has the end of a log,
     -v whole and unfolded texts.
     """
@@ -348,7 +348,7 @@ def test_a_report_in_a_pipe() -> None:
     assert "\x1b" not in text + more
 
 
-def test_many_groups_in_a_pipe() -> None:
+def test_groups_in_a_pipe_are_counted_unless_verbose() -> None:
     """The first groups are rows of their own and the rest is counted;
     with -v every group is a row.
     """

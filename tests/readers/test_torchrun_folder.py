@@ -98,7 +98,7 @@ def show(run: Callable[..., Ran]) -> Show:
 
 
 @pytest.mark.jobs
-def test_an_exception(show: Show, tmp_path: Path) -> None:
+def test_the_rank_that_raised_is_the_root_cause(show: Show, tmp_path: Path) -> None:
     """The rank that raised is the root cause, with its traceback,
     its cause and its time in whole seconds.
     """
@@ -123,7 +123,9 @@ def test_an_exception(show: Show, tmp_path: Path) -> None:
 
 
 @pytest.mark.jobs
-def test_a_killed_worker(show: Show, tmp_path: Path) -> None:
+def test_a_worker_that_left_nothing_is_the_root_cause_with_low_confidence(
+    show: Show, tmp_path: Path
+) -> None:
     """A worker that left nothing is the root cause, with low confidence,
     if the others only lost their peer.
     """
@@ -137,7 +139,7 @@ def test_a_killed_worker(show: Show, tmp_path: Path) -> None:
 
 
 @pytest.mark.jobs
-def test_the_logs_tell_more(show: Show, tmp_path: Path) -> None:
+def test_redirected_logs_add_signals_and_global_ranks(show: Show, tmp_path: Path) -> None:
     """With redirected logs a crash has its signal, and torch's prefix tells the global ranks."""
     _, found = show(_ran(tmp_path, "-r", "3", fault="SIGSEGV"))
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGSEGV")
@@ -147,7 +149,7 @@ def test_the_logs_tell_more(show: Show, tmp_path: Path) -> None:
     ]
 
 
-def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
+def test_only_a_nodes_last_attempt_is_read(show: Show, tmp_path: Path) -> None:
     """After a restart only the last attempt of a node is read."""
     for attempt, what in enumerate(("first", "last")):
         _worker(tmp_path, rank=0, attempt=attempt)
@@ -166,7 +168,7 @@ def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
 _RAISED = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\n'
 
 
-def test_two_nodes_in_one_folder(show: Show, tmp_path: Path) -> None:
+def test_nodes_of_one_run_are_read_together(show: Show, tmp_path: Path) -> None:
     """The folders of the nodes of one run are read together;
     an earlier run with the same id is not.
     """
@@ -192,7 +194,7 @@ def test_two_nodes_in_one_folder(show: Show, tmp_path: Path) -> None:
     assert (found["root"]["type"], found["root"]["time"]) == ("KeyError", None)
 
 
-def test_a_run_without_a_failure(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_a_run_without_an_error_exits_with_3(tmp_path: Path, run: Callable[..., Ran]) -> None:
     """A run whose workers left no error has exit code 3 and a line that says what is missing."""
     _worker(tmp_path, stderr="epoch 3\n")
     ran = run("show", str(tmp_path))
@@ -211,7 +213,9 @@ def test_a_run_without_a_failure(tmp_path: Path, run: Callable[..., Ran]) -> Non
     ],
     ids=["extraInfo", "14 digits", "3,000 digits", "deep", "damaged"],
 )
-def test_an_error_file_of_another_format(show: Show, tmp_path: Path, text: str) -> None:
+def test_a_foreign_error_file_is_named_and_the_other_worker_read(
+    show: Show, tmp_path: Path, text: str
+) -> None:
     """An error.json that torchrun never writes is named, and the other worker is still read."""
     for rank, said in enumerate((text, '{"message": "ValueError: boom"}')):
         _worker(tmp_path, rank=rank, error=said)
@@ -222,7 +226,9 @@ def test_an_error_file_of_another_format(show: Show, tmp_path: Path, text: str) 
     )
 
 
-def test_no_error_file_can_be_read(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_unreadable_error_files_are_reported_with_the_requested_folder(
+    tmp_path: Path, run: Callable[..., Ran]
+) -> None:
     """The line about it names the folder that was asked for."""
     _worker(tmp_path, error="[1")
     ran = run("show", str(tmp_path))
@@ -230,7 +236,7 @@ def test_no_error_file_can_be_read(tmp_path: Path, run: Callable[..., Ran]) -> N
     assert ran.err.startswith(f"firstfault: no root cause in {tmp_path}: ")
 
 
-def test_files_that_are_no_files(show: Show, tmp_path: Path) -> None:
+def test_dangling_links_and_fifos_do_not_stop_the_reader(show: Show, tmp_path: Path) -> None:
     """A dangling symlink and a FIFO in place of a log do not stop the reader."""
     rank = _worker(tmp_path, error='{"message": "ValueError: boom"}')
     (rank / "stdout.log").symlink_to(tmp_path / "missing")
@@ -238,7 +244,7 @@ def test_files_that_are_no_files(show: Show, tmp_path: Path) -> None:
     assert show(tmp_path)[1]["root"]["message"] == "boom"
 
 
-def test_the_crash_of_a_child(tmp_path: Path) -> None:
+def test_a_workers_traceback_outweighs_its_data_loaders_crash(tmp_path: Path) -> None:
     """A worker's own traceback counts, not the crash of its DataLoader's process above it."""
     lines = (
         "Fatal Python error: Segmentation fault",
@@ -260,7 +266,7 @@ def test_the_crash_of_a_child(tmp_path: Path) -> None:
         assert [document.what for document in snapshot.documents] == [what]
 
 
-def test_torchruns_own_error_file(show: Show, tmp_path: Path) -> None:
+def test_torchruns_own_error_file_has_the_workers_exit_code(show: Show, tmp_path: Path) -> None:
     """The file that torchrun writes for its own parent has the exit code of the worker."""
     said = {
         "message": "SignalException: got 15",
@@ -273,7 +279,7 @@ def test_torchruns_own_error_file(show: Show, tmp_path: Path) -> None:
     assert found["root"]["time"] == "2023-11-14T22:13:20.000000000Z"
 
 
-def test_the_random_end_of_a_folders_name(tmp_path: Path) -> None:
+def test_an_underscore_in_a_folders_random_end_is_no_rank(tmp_path: Path) -> None:
     """The random characters behind the run's id may contain an underscore;
     unknown ranks stay unknown.
     """
@@ -307,14 +313,16 @@ def test_other_folders_are_no_log_folders(tmp_path: Path, attempt: Attempt) -> N
         assert workers_in(folder) == []
 
 
-def test_a_prefix_beside_log_folders(show: Show, tmp_path: Path, attempt: Attempt) -> None:
+def test_an_attempts_documents_outweigh_torchruns_logs_beside_them(
+    show: Show, tmp_path: Path, attempt: Attempt
+) -> None:
     """An attempt's own documents count, although torchrun's log folder lies in the same place."""
     attempt.write(make_error(5))
     _worker(attempt.folder, error='{"message": "boom"}')
     assert show(attempt.folder)[1]["verdict"]["ranks"] == [5]
 
 
-def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
+def test_a_traceback_before_the_end_of_a_log_is_no_failure(tmp_path: Path) -> None:
     """A traceback that a program printed before it went on is no failure,
     only one at the end of its log is.
     """

@@ -178,14 +178,18 @@ def _told(
         ),
     ],
 )
-def test_a_line_of_the_live_view(nodes: list[dict[str, object]], line: str) -> None:
+def test_the_live_view_lists_few_nodes_or_slowest_and_fastest(
+    nodes: list[dict[str, object]], line: str
+) -> None:
     """Few nodes are listed, of many the slowest and the fastest;
     who is behind is told once all stand still.
     """
     assert format_progress_line(nodes) == line
 
 
-def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_asks_agents_and_prints_their_answers(
+    attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--live` leaves a file that asks the agents, and prints what they write."""
     is_read = threading.Event()
 
@@ -231,7 +235,9 @@ def test_an_unchanged_answer_is_printed_once(attempt: Attempt, watching: Watch) 
     assert "corrected" not in err
 
 
-def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> None:
+def test_a_recovered_round_is_printed_in_order_and_exits_with_0(
+    attempt: Attempt, watching: Watch
+) -> None:
     """A failure, torch's restart and the final success are printed in this order;
     the exit code is 0.
     """
@@ -246,7 +252,7 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
     assert err.index("recovered from") < err.index("without a failure")
 
 
-def test_a_job_that_stands_still(
+def test_each_stall_is_printed_once(
     attempt: Attempt, watching: Watch, run: Callable[..., Ran]
 ) -> None:
     """Each recorded stall is printed once while the job runs;
@@ -301,7 +307,7 @@ def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> 
     return lost
 
 
-def test_a_storage_that_is_away_while_the_seal_is_awaited(
+def test_a_lost_request_for_the_seal_does_not_end_the_command(
     attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that is lost after every node has reported does not end the command."""
@@ -316,7 +322,7 @@ def test_a_storage_that_is_away_while_the_seal_is_awaited(
     assert "\nCause    ValueError: bad batch\n" in out
 
 
-def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
+def test_lost_requests_for_the_next_attempt_are_repeated(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
 ) -> None:
     """Requests for the next attempt that are lost are repeated,
@@ -331,7 +337,7 @@ def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
     assert f"watching {second.uri}/" in ran.err
 
 
-def test_the_timeout(watching: Watch) -> None:
+def test_a_timeout_without_a_failure_exits_with_4(watching: Watch) -> None:
     """Without a failure before the timeout the exit code is 4."""
     code, out, err = watching(options=(*SOON, "--timeout", "0.2"))
     assert (code, out) == (EXIT.TIMEOUT, "")
@@ -339,7 +345,7 @@ def test_the_timeout(watching: Watch) -> None:
     assert "within 0.2 s" in err
 
 
-def test_the_timeout_with_an_answer(
+def test_a_timeout_with_an_answer_exits_by_that_answer(
     attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a node never reports, the last answer decides the exit code."""
@@ -365,7 +371,7 @@ def test_the_timeout_with_an_answer(
     ],
     ids=["a document", "no attempt"],
 )
-def test_what_cannot_be_watched(
+def test_what_cannot_be_watched_is_a_usage_error(
     arguments: tuple[str, ...], said: str, run: Callable[..., Ran]
 ) -> None:
     """What cannot be followed is a usage error that says what to name instead."""
@@ -374,7 +380,7 @@ def test_what_cannot_be_watched(
     assert said in ran.err
 
 
-def test_the_last_answer_is_that_of_show(
+def test_the_last_answer_is_what_show_prints(
     attempt: Attempt, watching: Watch, run: Callable[..., Ran]
 ) -> None:
     """What is decided is what show prints, with the decision that the pods sealed."""
@@ -396,7 +402,7 @@ def test_the_last_answer_is_that_of_show(
     ],
     ids=["retried", "vanished"],
 )
-def test_follow_goes_on_with_the_next_attempt(
+def test_follow_continues_with_the_next_attempt(
     attempt: Attempt,
     watching: Watch,
     plans: tuple[Kind | Phase | None, ...],
@@ -454,7 +460,7 @@ def test_nothing_is_opened_while_nothing_changes(
     )
 
 
-def test_a_storage_that_is_away_for_a_while(
+def test_a_failed_listing_is_repeated_and_a_refused_one_raises(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed listing is logged and repeated; a refused one raises."""
@@ -477,7 +483,7 @@ def test_a_storage_that_is_away_for_a_while(
         _followed(attempt.reader())
 
 
-def test_a_folder_of_runs(
+def test_the_newest_attempt_of_the_newest_run_is_watched(
     tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest attempt of the newest run is watched; with `--last`, of the working folder."""

@@ -75,7 +75,9 @@ def named(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
         ("", {"code": 1}),
     ],
 )
-def test_all_but_one_left(words: str, end: dict[str, Any]) -> None:
+def test_the_rank_elsewhere_is_the_cause_if_all_others_left(
+    words: str, end: dict[str, Any]
+) -> None:
     """The rank that stood elsewhere is the cause, and never with certainty;
     those that left are suspects.
     """
@@ -94,7 +96,7 @@ def test_all_but_one_left(words: str, end: dict[str, Any]) -> None:
         ("KeyboardInterrupt", ""),
     ],
 )
-def test_all_but_one_raised(raised: tuple[str, str]) -> None:
+def test_exceptions_about_a_wait_blame_the_rank_that_did_not_raise(raised: tuple[str, str]) -> None:
     """An exception that tells of a wait, also one that a watchdog's thread
     raised in the main thread.
     """
@@ -105,7 +107,7 @@ def test_all_but_one_raised(raised: tuple[str, str]) -> None:
     assert named(evidence(done(*ends, STUCK))) == ("hang", (0,), "medium")
 
 
-def test_the_first_exit_ended_the_round() -> None:
+def test_ranks_stopped_while_waiting_blame_the_straggler_not_the_first_exit() -> None:
     """One rank's watchdog fired first: the others were stopped while they waited,
     on either node.
     """
@@ -181,7 +183,7 @@ def test_the_first_exit_ended_the_round() -> None:
         "all busy",
     ],
 )
-def test_own_faults(
+def test_ranks_that_exit_for_an_own_reason_stay_the_cause(
     ends: list[WorkerError],
     stuck: WorkerError | None,
     ranks: tuple[int, ...],
@@ -206,7 +208,7 @@ def test_own_faults(
         (left(3, "waited too long for a license", 3), "medium"),
     ],
 )
-def test_a_rank_that_waited_for_something_of_its_own(end: WorkerError, confidence: str) -> None:
+def test_a_slow_rank_is_not_blamed_for_another_wait(end: WorkerError, confidence: str) -> None:
     """A rank that is only slow meanwhile is not accused:
     nothing shows that the wait was for a peer.
     """
@@ -214,7 +216,7 @@ def test_a_rank_that_waited_for_something_of_its_own(end: WorkerError, confidenc
     assert named(verdict) == ("own-fault", (3,), confidence)
 
 
-def test_a_program_that_asks_for_a_retry() -> None:
+def test_a_programs_recoverable_exception_decides_on_the_retry() -> None:
     """Its exception decides on the retry, also if it tells of a wait."""
     ends = [
         own(rank, 0, "RecoverableError", "the step timed out", kind=Kind.RECOVERABLE)
@@ -223,14 +225,14 @@ def test_a_program_that_asks_for_a_retry() -> None:
     assert decide(evidence(done(*ends, STUCK))).retry
 
 
-def test_another_rank_has_a_fault_of_its_own() -> None:
+def test_another_ranks_own_fault_explains_the_stall() -> None:
     """It explains why nothing moved, if it was not certainly later."""
     ends = [left(rank, "no progress for 66 s", monotonic_ns=None) for rank in (1, 2, 3)]
     assert evidence(done(*ends, own(0, 40, boot_id="b"))).ranks == (0,)
 
 
 @pytest.mark.parametrize("printed", [False, True])
-def test_all_ranks_left(printed: bool) -> None:
+def test_any_rank_may_be_the_cause_if_all_left(printed: bool) -> None:
     """Then any of them may be the cause, unless each printed where it stood."""
     stacks = [IN_SLEEP, *[IN_COLLECTIVE] * 3]
     words = [
@@ -240,7 +242,7 @@ def test_all_ranks_left(printed: bool) -> None:
     assert (verdict.category, verdict.ranks) == ("hang", (0,) if printed else ())
 
 
-def test_a_large_job() -> None:
+def test_unopened_ranks_count_with_the_opened_one_of_their_fault() -> None:
     """Ranks whose documents were not opened count with the opened one of their fault."""
     opened = left(1, world_size=1024, fingerprint="2:abc")
     others = tuple(range(2, 1024))
@@ -266,7 +268,7 @@ ANSWER = {
     ],
     ids=["sleeps", "words of an older torch", "waits in a collective instead", "ends on SIGTERM"],
 )
-def test_a_key_that_a_rank_did_not_set(last: WorkerError, text: str) -> None:
+def test_the_rank_that_did_not_set_a_key_is_the_cause(last: WorkerError, text: str) -> None:
     """The rank that stood elsewhere is the cause, also if it went on to a collective."""
     assert named(evidence(done(*(key_timed_out(rank, text) for rank in (1, 2, 3)), last))) == (
         "hang",
@@ -275,7 +277,7 @@ def test_a_key_that_a_rank_did_not_set(last: WorkerError, text: str) -> None:
     )
 
 
-def test_a_rank_that_waits_at_the_same_place() -> None:
+def test_a_rank_in_the_same_wait_is_not_the_straggler() -> None:
     """It came later to the same wait, so it is not the one that the others waited for."""
     same = stopped(3, STACK.format("/app/train.py", "step").replace("line 12", "line 30"))
     assert named(evidence(done(key_timed_out(1), key_timed_out(2), same, STUCK))) == (
@@ -293,7 +295,7 @@ def test_a_rank_that_waits_at_the_same_place() -> None:
     )
 
 
-def test_stacks_to_compare() -> None:
+def test_two_ranks_elsewhere_are_shown_with_their_stacks() -> None:
     """If two ranks were elsewhere, the next step has both places, and -v a stack of each."""
     other = stopped(3, STACK.format("/app/data.py", "fetch"))
     job = done(key_timed_out(1), victim(2, 6050), STUCK, other)
