@@ -13,7 +13,7 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.model import CATEGORIES
 from tests.readers.commands import Ran, run
-from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, add_prefix
 
 __all__ = ["run"]
 
@@ -69,7 +69,13 @@ def test_fields_and_categories_in_the_skill_exist(run: Callable[..., Ran], tmp_p
     """
     log = tmp_path / "job.log"
     log.write_text(
-        "\n".join([*of("[rank0]: ", STEPS), *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)])
+        "\n".join(
+            [
+                *add_prefix("[rank0]: ", STEPS),
+                *add_prefix("[rank1]: ", RAISED),
+                *add_prefix("[rank0]: ", LOST),
+            ]
+        )
     )
     document = json.loads(run("show", "--json", str(log)).out)
     fields = [

@@ -15,7 +15,7 @@ from firstfault import MultiErrorFileOutputReader
 from lab.frameworks.pods import run
 from tests.ports import get_free_port
 from tests.prefix import Prefix
-from tests.torchrun.test_rank import settled
+from tests.torchrun.test_rank import await_last_roster_entries
 
 pytestmark = [
     pytest.mark.jobs,
@@ -167,7 +167,7 @@ def test_both_ranks_of_lightnings_launcher_are_recorded(
         check=False,
     )
     prefix = Prefix(tmp_path / "0")
-    settled(prefix, 2)
+    await_last_roster_entries(prefix, 2)
     assert ended.stdout.count("trained") == (2 if fault == "none" else 0), ended.stderr
     assert "firstfault" not in ended.stderr
     if fault == "none":

@@ -36,7 +36,7 @@ def test_both_nodes_report_the_failed_rank_and_leave_no_process(
 ) -> None:
     """Both nodes end with the same lines about the rank that failed, and leave no process."""
     job = run_job(tmp_path, [str(SCRIPT), framework, fault, str(RANK)], Way(rendezvous=rendezvous))
-    assert job.complaints() == [], [node.err for node in job.nodes]
+    assert job.find_problems() == [], [node.err for node in job.nodes]
     category, headline = EXPECTED[framework][fault]
     assert job.nodes[0].headline.startswith(headline)
     for prefix in job.prefixes:

@@ -87,9 +87,9 @@ def test_a_healthy_training_ends_as_without_firstfault(framework: str, tmp_path:
     assert ours.outputs == stock.outputs == {"o0": 0}
     # torch's agents may also complain that the first one to leave took the store with it; ours wait
     # for each other
-    assert _said(ours.logs) <= _said(stock.logs)
+    assert normalize_output(ours.logs) <= normalize_output(stock.logs)
 
 
-def _said(logs: str) -> set[str]:
+def normalize_output(logs: str) -> set[str]:
     """Return what a run printed, in any order and without times, addresses and process ids."""
     return {re.sub(r"0x[0-9a-f]+|-?\d+(?:\.\d+)?", "N", line).strip() for line in logs.splitlines()}

@@ -192,7 +192,7 @@ def _deck(name: str, text: str) -> Deck:
     return Deck(name, text, auto_add_to_deck=False)
 
 
-def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
+def read_saved_decks(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
     return [
         (item.name, item.html) for item in rank_decks.read_kept_decks(NodeFolder(folder), round_)
     ]
@@ -204,17 +204,17 @@ def test_the_keeper_saves_decks_soon_and_at_the_end(
     """The file has a deck seconds after it was added,
     and all decks after `look_now` and after `end`.
     """
-    assert _kept(tmp_path) == []
+    assert read_saved_decks(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
-    until(lambda: _kept(tmp_path), seconds=LONG_S)
-    assert _kept(tmp_path) == [("loss", "<b>1</b>")]
+    until(lambda: read_saved_decks(tmp_path), seconds=LONG_S)
+    assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>")]
     decks[0].append("<b>½</b>")
     keeper.look_now(LONG_S)
-    assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
+    assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
     decks.append(_deck("samples", "a \udc80 b"))
     keeper.end()
-    assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>"), ("samples", "a ? b")]
-    assert _kept(tmp_path, 1) == []
+    assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>"), ("samples", "a ? b")]
+    assert read_saved_decks(tmp_path, 1) == []
     assert [path.name for path in tmp_path.iterdir()] == ["decks-0.json"]
 
 
@@ -240,7 +240,7 @@ def test_too_large_decks_are_left_out_with_one_log_line(
     keeper.look_now(LONG_S)
     decks[2].append("3")
     keeper.end()
-    assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
+    assert read_saved_decks(tmp_path) == [("small", "1"), ("last", "2\n3")]
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "firstfault: if this attempt fails, its deck will lack 'large', "
@@ -301,7 +301,7 @@ def test_only_rank_0s_decks_are_saved(
     monitor = WorkerMonitor(FlyteEngine())
     entrypoints._store_decks([_deck("loss", "1")], monitor)
     monitor.close()
-    assert _kept(tmp_path) == expected
+    assert read_saved_decks(tmp_path) == expected
 
 
 # --- one pod writes, the others wait --------------------------------------------------------------

@@ -19,7 +19,7 @@ FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
 
 
-def _timed_out(folder: Path) -> tuple[Ended, list[str]]:
+def run_into_timeout(folder: Path) -> tuple[Ended, list[str]]:
     """Run a job into its time limit; return its end, and what it leaves."""
     # long enough for workers to begin on a busy machine
     with running(FAULTS, "one_node", folder, {}, "--timeout", "40") as run:
@@ -36,7 +36,7 @@ def waits(
     """Begin the run that only waits."""
     folder = tmp_path_factory.mktemp("timed-out")
     with beside(
-        request, {"test_a_timeout_ends_every_process": partial(_timed_out, folder)}
+        request, {"test_a_timeout_ends_every_process": partial(run_into_timeout, folder)}
     ) as begun:
         yield begun
 

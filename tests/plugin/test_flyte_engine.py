@@ -175,7 +175,7 @@ def test_a_workers_traceback_begins_with_the_task_function(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def output_checks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return what each look for outputs has found; the pauses between looks are short."""
     found: list[bool] = []
     look = flyte_engine.outputs_are_there
@@ -193,7 +193,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     "name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"]
 )
 def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
-    name: str, prefix: Prefix, looks: list[bool]
+    name: str, prefix: Prefix, output_checks: list[bool]
 ) -> None:
     """The wait ends with rank 0's outputs or any pod's error file, before it or during it;
     nothing else ends it.
@@ -201,7 +201,7 @@ def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
-        until(lambda: len(looks) > 1)
+        until(lambda: len(output_checks) > 1)
         for other in (
             "deck.html",
             "outputs.pb.part",
@@ -210,8 +210,8 @@ def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
         ):
             (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
             (prefix.folder / other).touch()
-        looks.clear()
-        until(lambda: len(looks) > 2)
+        output_checks.clear()
+        until(lambda: len(output_checks) > 2)
         assert not result.done()
         (prefix.folder / name).touch()
         assert result.result(SOON_S) is True
@@ -220,7 +220,7 @@ def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
 
 
 def test_a_signal_ends_the_wait_at_once(
-    prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch
+    prefix: Prefix, output_checks: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
     monkeypatch.setattr(time_limits, "OUTPUTS_POLL_SECONDS", LONG_S)
@@ -228,7 +228,7 @@ def test_a_signal_ends_the_wait_at_once(
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
-        until(lambda: looks)
+        until(lambda: output_checks)
         assert not result.done()
         shutdown_requested.set()
         assert result.result(SOON_S) is False

@@ -51,8 +51,8 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert html.escape(verdict["node"]) in page
     assert "firstfault: failed while" not in killed.logs
     assert "more: firstfault show" not in killed.logs
-    decks = _logged(killed.logs, "Upload data to .*/deck.html")
-    ends = _logged(killed.logs, "User-scoped IgnoreOutputs")
+    decks = find_log_times(killed.logs, "Upload data to .*/deck.html")
+    ends = find_log_times(killed.logs, "User-scoped IgnoreOutputs")
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"
     assert len(decks) == 1
     assert min(decks) <= min(ends), "a pod that has its verdict may be the first to exit"
@@ -67,7 +67,7 @@ def test_the_same_fault_twice_ends_the_task_despite_flytes_retries(tmp_path: Pat
     assert [attempt["decision"]["action"] for attempt in attempts] == ["retry", "stop"]
 
 
-def _logged(logs: str, message: str) -> list[str]:
+def find_log_times(logs: str, message: str) -> list[str]:
     """Return when flytekit logged a message, as text that sorts by time."""
     return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
 

@@ -373,7 +373,7 @@ def test_omp_num_threads_is_1_unless_the_user_sets_it(
     assert os.environ.get("OMP_NUM_THREADS") == after
 
 
-def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
+def execute_with_outcome(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
     """Execute a task whose launch ends with these results, or as given."""
 
     def launch(*_: object, **__: object) -> Any:
@@ -387,12 +387,15 @@ def test_only_rank_0s_node_returns_its_result(monkeypatch: pytest.MonkeyPatch) -
     """A node returns global rank 0's result; without it, it raises IgnoreOutputs,
     not to overwrite rank 0's outputs.
     """
-    assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
+    assert (
+        execute_with_outcome(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])})
+        == 1.0
+    )
     with pytest.raises(IgnoreOutputs):
-        _executed(monkeypatch, {2: WorkerResult(2.0, []), 3: WorkerResult(3.0, [])})
+        execute_with_outcome(monkeypatch, {2: WorkerResult(2.0, []), 3: WorkerResult(3.0, [])})
 
 
-def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
+def build_terminated_end(prefix: Prefix, *, recorded: bool) -> RoundEnd:
     """Return the end of a launch on a node that got SIGTERM,
     with or without a document about it.
     """
@@ -423,7 +426,7 @@ def test_a_terminated_pod_raises_a_recoverable_verdict_or_ignore_outputs(
     """
     monkeypatch.setattr("flytekitplugins.firstfault.task.in_pod", lambda: True)
     with pytest.raises(raised):
-        _executed(monkeypatch, _terminated(prefix, recorded=recorded))
+        execute_with_outcome(monkeypatch, build_terminated_end(prefix, recorded=recorded))
 
 
 def test_without_recording_sigterm_raises_ignore_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +544,7 @@ def train(epochs: int, name: str = "x") -> float:
     return float(epochs)
 
 
-def _task_of(module: Any, configuration: str, option: str) -> Any:
+def define_task(module: Any, configuration: str, option: str) -> Any:
     fields, options = OPTIONS[option]
     config = CONFIGURATIONS[configuration](module)
     config.increase_shared_mem = fields["increase_shared_mem"]
@@ -557,13 +560,13 @@ def test_the_pod_template_is_kfpytorchs_but_for_one_variable(
     configuration: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task's template is identical to kfpytorch's, except for one environment variable."""
-    ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
+    ours, theirs = (define_task(module, configuration, option) for module in (plugin, stock))
     for config, kind in (
         (stock.Elastic, plugin.ElasticFunctionTask),
         (stock.PyTorch, plugin.PyTorchFunctionTask),
     ):
         monkeypatch.setitem(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS, config, kind)
-    migrated = _task_of(stock, configuration, option)
+    migrated = define_task(stock, configuration, option)
     their_template, their_environment = _without_environment(_template(theirs))
     for one in (ours, migrated):
         assert type(one).__module__ == "flytekitplugins.firstfault.task"

@@ -55,7 +55,7 @@ class Color(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """The exit code and the output of a command."""
 
     code: int
@@ -85,12 +85,14 @@ def _imports_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+def run_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., CommandResult]:
     """Return a function that runs ``firstfault run`` in this process,
     on a file with a given text.
     """
 
-    def command(*arguments: str, text: str = TASKS, name: str = "tasks_of_this_test.py") -> Said:
+    def command(
+        *arguments: str, text: str = TASKS, name: str = "tasks_of_this_test.py"
+    ) -> CommandResult:
         (tmp_path / name).write_text(text)
         with pytest.raises(SystemExit) as caught:
             main(["run", str(tmp_path / name), *arguments])
@@ -98,7 +100,7 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Sai
         captured = capsys.readouterr()
         assert isinstance(code, int)
         assert not (tmp_path / ".firstfault").exists(), "nothing was started"
-        return Said(int(code), captured.out, captured.err)
+        return CommandResult(int(code), captured.out, captured.err)
 
     return command
 
@@ -115,10 +117,10 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Sai
     ],
 )
 def test_a_wrong_command_line_is_one_line_with_the_help_command(
-    arguments: list[str], reason: str, say: Callable[..., Said]
+    arguments: list[str], reason: str, run_command: Callable[..., CommandResult]
 ) -> None:
     """A wrong command line gives one line with the reason and the help command."""
-    said = say(*arguments)
+    said = run_command(*arguments)
     assert said.code == EXIT.USAGE
     assert reason in said.line()
     assert said.line().endswith(("(see 'firstfault run --help')", "Did you mean '--nodes'?"))
@@ -162,10 +164,10 @@ def test_a_missing_file_is_a_usage_error(
     ids=["syntax", "import", "raise", "exit", "nnodes", "strategy", "misspelled", "function"],
 )
 def test_an_error_while_importing_the_file_is_one_line(
-    text: str, reason: str, say: Callable[..., Said]
+    text: str, reason: str, run_command: Callable[..., CommandResult]
 ) -> None:
     """An error during the file's import is shown in one line, also a call of sys.exit()."""
-    said = say("train", text=text)
+    said = run_command("train", text=text)
     assert said.code == EXIT.USAGE
     assert "tasks_of_this_test.py cannot be imported: " in said.line()
     assert reason in said.line()
@@ -175,13 +177,13 @@ def test_an_error_while_importing_the_file_is_one_line(
     ("name", "other"), [("colorsys.py", "colorsys.py"), ("time.py", "a built-in one")]
 )
 def test_a_file_that_another_module_shadows_is_named(
-    name: str, other: str, say: Callable[..., Said]
+    name: str, other: str, run_command: Callable[..., CommandResult]
 ) -> None:
     """If another module has the file's name, so that Python imports that one,
     the message says so.
     """
     importlib.import_module(name.removesuffix(".py"))
-    said = say("train", name=name)
+    said = run_command("train", name=name)
     assert said.code == EXIT.USAGE
     assert said.line().startswith(f"{name} cannot be imported: another module has its name, ")
     assert said.line().endswith(other)
@@ -226,12 +228,12 @@ def test_an_unknown_task_or_unfit_inputs_are_refused_before_a_pod_starts(
     task: str,
     inputs: str | None,
     line: str,
-    say: Callable[..., Said],
+    run_command: Callable[..., CommandResult],
 ) -> None:
     """Another task, and inputs that do not fit it, are refused before a pod starts;
     the message lists what there is.
     """
-    said = say(task, *([] if inputs is None else ["--inputs", inputs]))
+    said = run_command(task, *([] if inputs is None else ["--inputs", inputs]))
     assert said.code == EXIT.USAGE
     assert said.line().startswith(line)
 
@@ -267,9 +269,11 @@ def test_inputs_become_the_tasks_types(python_type: Any, value: Any, expected: A
     }
 
 
-def test_an_unknown_strategy_is_refused_before_a_pod_starts(say: Callable[..., Said]) -> None:
+def test_an_unknown_strategy_is_refused_before_a_pod_starts(
+    run_command: Callable[..., CommandResult],
+) -> None:
     """An unknown strategy is refused before a pod starts; the message lists the known ones."""
-    said = say(*GOOD, "--strategy", "earlyest")
+    said = run_command(*GOOD, "--strategy", "earlyest")
     assert said.code == EXIT.USAGE
     assert said.line().startswith("unknown strategy 'earlyest'; available: evidence, earliest")
 
@@ -290,14 +294,14 @@ def test_an_unknown_scheme_is_a_usage_error_and_a_bad_store_a_failed_tool(
     store: str,
     code: int,
     line: str,
-    say: Callable[..., Said],
+    run_command: Callable[..., CommandResult],
     tmp_path: Path,
 ) -> None:
     """An unknown scheme is a wrong command line; a store that cannot be used has the exit
     code of a failed tool.
     """
     (tmp_path / "file").touch()
-    said = say(*GOOD, "--store", store.format(folder=tmp_path))
+    said = run_command(*GOOD, "--store", store.format(folder=tmp_path))
     assert said.code == code
     assert line.format(folder=tmp_path) in said.line()
 
@@ -319,7 +323,7 @@ def test_stderr_has_only_the_message_although_libraries_warn(tmp_path: Path) -> 
     )
     assert done.returncode == EXIT.USAGE
     assert (
-        Said(done.returncode, done.stdout, done.stderr)
+        CommandResult(done.returncode, done.stdout, done.stderr)
         .line()
         .startswith("tasks_of_this_test.py has no task")
     )

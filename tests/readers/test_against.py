@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_log_verdicts import RAISED, of
+from tests.readers.test_log_verdicts import RAISED, add_prefix
 
 Compare: TypeAlias = Callable[[list[str], list[str]], dict[str, Any]]
 
@@ -49,7 +49,7 @@ def test_a_line_that_differs_only_in_numbers_is_not_new(compare: Compare) -> Non
     """A line about trouble is new if the other log has none that differs only in numbers."""
     common = ["WARNING: slow disk", "ERROR: could not import wandb in 3 s"]
     found = compare(
-        [*common, *steps(9), *of("[rank1]: ", RAISED)],
+        [*common, *steps(9), *add_prefix("[rank1]: ", RAISED)],
         ["ERROR: could not import wandb in 7 s", *steps(20)],
     )
     assert [line["text"] for line in found["new"]] == ["ValueError: no labels in shard 9"]
@@ -95,7 +95,7 @@ def test_the_comparison_follows_the_report(run: Callable[..., Ran], tmp_path: Pa
     """
     bad, good = tmp_path / "bad.log", tmp_path / "good.log"
     bad.write_text(
-        "\n".join([*steps(20, wrong_from=11), *of("[rank1]: ", RAISED)]), encoding="utf-8"
+        "\n".join([*steps(20, wrong_from=11), *add_prefix("[rank1]: ", RAISED)]), encoding="utf-8"
     )
     good.write_text("\n".join([*steps(20), "Training completed"]), encoding="utf-8")
     ran = run("show", str(bad), "--against", str(good))

@@ -23,7 +23,7 @@ def _job(
     return assemble(Snapshot(documents=documents, **snapshot), expected_nodes=expected_nodes)
 
 
-def _said(failures: tuple[model.WorkerError, ...]) -> list[str]:
+def get_messages(failures: tuple[model.WorkerError, ...]) -> list[str]:
     return [failure.message for failure in failures]
 
 
@@ -82,7 +82,7 @@ def test_documents_before_a_restart_are_history(
     """A document is history if its node or the job has restarted since."""
     entries = tuple(make_presence(model.Phase.JOINED, node="a", **place) for place in roster)
     job = _job(*(make_error(**fields) for fields in documents), roster=entries)
-    assert (_said(job.failures), _said(job.history)) == (judged, history)
+    assert (get_messages(job.failures), get_messages(job.history)) == (judged, history)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +218,14 @@ def test_a_log_of_the_roster_belongs_to_its_worker_only(other: dict[str, Any]) -
 # --- one worker, heard while its exception was in flight ------------------------------------------
 
 _FIRST = model.ExceptionInfo("KeyError", "'label'")
-_AGAIN = model.ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
+_RAISED_AGAIN = model.ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
 _CLEAN_UP = model.ExceptionInfo("RuntimeError", "the clean-up failed")
 _RAISED_FROM = model.ExceptionInfo(
     "ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),)
 )
 
 
-def _word(
+def make_report(
     exception: model.ExceptionInfo | None,
     at_ms: float,
     *,
@@ -245,7 +245,12 @@ def _word(
 
 @pytest.mark.parametrize(
     ("final", "exception"),
-    [(_AGAIN, _AGAIN), (_RAISED_FROM, _RAISED_FROM), (_CLEAN_UP, _FIRST), (None, _FIRST)],
+    [
+        (_RAISED_AGAIN, _RAISED_AGAIN),
+        (_RAISED_FROM, _RAISED_FROM),
+        (_CLEAN_UP, _FIRST),
+        (None, _FIRST),
+    ],
     ids=["the same", "raised from it", "of the clean-up", "none"],
 )
 @pytest.mark.parametrize("final_ms", [-5, 9])
@@ -253,7 +258,7 @@ def test_the_final_exception_replaces_only_its_own_one_in_flight(
     final: model.ExceptionInfo | None, exception: model.ExceptionInfo, final_ms: float
 ) -> None:
     """The final exception replaces the first one only if it is the same or was raised from it."""
-    (failure,) = _job(_word(final, final_ms), _word(_FIRST, 0, in_flight=True)).failures
+    (failure,) = _job(make_report(final, final_ms), make_report(_FIRST, 0, in_flight=True)).failures
     assert (failure.exception, failure.message) == (exception, exception.message)
     assert failure.timestamp_ns == START_NS + min(final_ms, 0) * 1_000_000
     assert (failure.in_flight, len(failure.documents)) == (False, 2)
@@ -263,8 +268,10 @@ def test_the_clocks_of_a_merged_failure_belong_together() -> None:
     """With the earlier time come its monotonic time, its boot and the delay of its upload."""
     early = {"monotonic_ns": 1, "boot_id": "b", "upload_delay_ns": 2}
     late = {"monotonic_ns": 8, "boot_id": "b", "upload_delay_ns": 9}
-    (failure,) = _job(_word(_AGAIN, 9, **late), _word(_FIRST, 0, in_flight=True, **early)).failures
-    assert failure.exception == _AGAIN
+    (failure,) = _job(
+        make_report(_RAISED_AGAIN, 9, **late), make_report(_FIRST, 0, in_flight=True, **early)
+    ).failures
+    assert failure.exception == _RAISED_AGAIN
     assert {name: getattr(failure, name) for name in early} == early
 
 
@@ -272,13 +279,15 @@ def test_without_a_final_document_the_first_exception_in_flight_counts() -> None
     """Without a final document of the worker it is still in flight; of several the first counts,
     from its last one.
     """
-    (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
+    (failure,) = _job(
+        make_report(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)
+    ).failures
     assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
     assert failure.timestamp_ns == START_NS + 5_000_000
     (failure,) = _job(
-        _word(_CLEAN_UP, 2, in_flight=True),
-        _word(_RAISED_FROM, 1, in_flight=True),
-        _word(_FIRST, 0, in_flight=True),
+        make_report(_CLEAN_UP, 2, in_flight=True),
+        make_report(_RAISED_FROM, 1, in_flight=True),
+        make_report(_FIRST, 0, in_flight=True),
     ).failures
     assert (failure.exception, failure.in_flight, failure.timestamp_ns) == (
         _RAISED_FROM,
@@ -290,15 +299,17 @@ def test_without_a_final_document_the_first_exception_in_flight_counts() -> None
 @pytest.mark.parametrize(("pid", "at_ms"), [(7, 0), (0, 0), (8, 9)])
 def test_only_the_same_process_was_in_flight(pid: int, at_ms: float) -> None:
     """A time in flight counts only if both documents are from the same process."""
-    (failure,) = _job(_word(_AGAIN, 9, pid=7), _word(_FIRST, 0, pid=pid, in_flight=True)).failures
-    assert failure.exception == _AGAIN
+    (failure,) = _job(
+        make_report(_RAISED_AGAIN, 9, pid=7), make_report(_FIRST, 0, pid=pid, in_flight=True)
+    ).failures
+    assert failure.exception == _RAISED_AGAIN
     assert failure.timestamp_ns == START_NS + at_ms * 1_000_000
 
 
 # --- documents that were taken back ---------------------------------------------------------------
 
 _HANDLED = "e1-handled.pb"
-_TAKEN_BACK = model.Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
+_WITHDRAWN = model.Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
 
 
 def _handled(**fields: Any) -> model.WorkerError:
@@ -319,7 +330,7 @@ def test_a_withdrawn_document_is_no_failure_and_no_history(phase: model.Phase, j
     and not counted.
     """
     entries = (
-        make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
+        make_presence(phase, node="a", round=1, receipts=(_WITHDRAWN,)),
         make_presence(model.Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
@@ -362,10 +373,10 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
 @pytest.mark.parametrize(
     "receipts",
     [
-        (_TAKEN_BACK,),
-        (replace(_TAKEN_BACK, durable=False, error="refused"),),
-        (model.Receipt(_HANDLED, durable=False, error="late"), _TAKEN_BACK),
-        (model.Receipt(_HANDLED, durable=True), _TAKEN_BACK),
+        (_WITHDRAWN,),
+        (replace(_WITHDRAWN, durable=False, error="refused"),),
+        (model.Receipt(_HANDLED, durable=False, error="late"), _WITHDRAWN),
+        (model.Receipt(_HANDLED, durable=True), _WITHDRAWN),
     ],
 )
 @pytest.mark.parametrize("unreadable", [(), (Unreadable(_HANDLED, "empty"),)])
@@ -494,7 +505,13 @@ def test_failures_are_sorted_by_time_and_the_roster_by_rank() -> None:
         make_error(None, at_ms=5, message="tie without"),
         make_error(7, at_ms=1, message="first"),
     )
-    assert _said(_job(*documents).failures) == ["first", "tie 2", "tie 9", "tie without", "untimed"]
+    assert get_messages(_job(*documents).failures) == [
+        "first",
+        "tie 2",
+        "tie 9",
+        "tie without",
+        "untimed",
+    ]
 
 
 # --- no order of reading matters ------------------------------------------------------------------

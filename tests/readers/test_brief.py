@@ -18,11 +18,15 @@ from firstfault.cli import EXIT
 from firstfault.testing import make_error
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, add_prefix
 
 Brief = Callable[..., str]
-STARTED = ["torchrun --nproc-per-node 2 train.py", *of("[rank0]: ", STEPS), *of("[rank1]: ", STEPS)]
-FAILED = [*STARTED, *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)]
+STARTED = [
+    "torchrun --nproc-per-node 2 train.py",
+    *add_prefix("[rank0]: ", STEPS),
+    *add_prefix("[rank1]: ", STEPS),
+]
+FAILED = [*STARTED, *add_prefix("[rank1]: ", RAISED), *add_prefix("[rank0]: ", LOST)]
 
 
 @pytest.fixture
@@ -76,7 +80,10 @@ def test_a_brief_says_whether_a_success_is_proven(brief: Brief) -> None:
 def test_several_logs_are_merged_by_time(brief: Brief) -> None:
     """The time line of several logs is in the order of their times, and names the files."""
     first = [f"2031-05-06T07:08:0{second}Z step {second} loss 1" for second in range(4)]
-    other = ["2031-05-06T07:08:01Z WARNING low disk space", *of("2031-05-06T07:08:05Z ", RAISED)]
+    other = [
+        "2031-05-06T07:08:01Z WARNING low disk space",
+        *add_prefix("2031-05-06T07:08:05Z ", RAISED),
+    ]
     text = brief([*first, "2031-05-06T07:08:06Z srun: error: lost connection"], worker=other)
     line = text.partition("## Time line")[2].partition("## ")[0]
     found = [
@@ -151,8 +158,8 @@ def test_a_brief_has_no_credentials(brief: Brief) -> None:
         [
             *secrets,
             *STARTED,
-            *of("[rank1]: ", [*secrets, *RAISED]),
-            *of("[rank1]: ERROR: failed ", secrets),
+            *add_prefix("[rank1]: ", [*secrets, *RAISED]),
+            *add_prefix("[rank1]: ERROR: failed ", secrets),
         ]
     )
     assert "0123456789abcdef" not in text
@@ -225,7 +232,7 @@ def test_a_brief_of_a_large_log_has_at_most_6000_tokens(brief: Brief, kind: str)
         ],
         "no end": _noise(20_000),
     }[kind]
-    lines = [*STARTED, *noise, *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)]
+    lines = [*STARTED, *noise, *add_prefix("[rank1]: ", RAISED), *add_prefix("[rank0]: ", LOST)]
     if kind == "no end":
         brief(noise, code=EXIT.NOTHING_FOUND)
     elif kind == "many ranks":
@@ -268,7 +275,7 @@ def test_similar_lines_are_folded(brief: Brief) -> None:
         for at in range(50)
         for line in (f"step {at} loss 1.{at}", f"WARNING: rank {at} retries request {at * 7}")
     ]
-    text = brief([*lines, *of("[rank1]: ", RAISED)])
+    text = brief([*lines, *add_prefix("[rank1]: ", RAISED)])
     assert "2: (x50 up to line 100) WARNING: rank 0 retries request 0\n" in text
     assert "rank 31 retries" not in text
     assert make_template("loss 2.31 at 07:08:09 on gpu-7") == make_template(
@@ -294,7 +301,11 @@ def test_few_differing_values_of_folded_lines_are_shown(brief: Brief) -> None:
     )
     assert describe_differences([f"failed after {seconds} s" for seconds in range(20)]) == ""
     text = brief(
-        [*of("[rank0]: ", STEPS), *(f"ERROR: {line}" for line in texts), *of("[rank1]: ", RAISED)]
+        [
+            *add_prefix("[rank0]: ", STEPS),
+            *(f"ERROR: {line}" for line in texts),
+            *add_prefix("[rank1]: ", RAISED),
+        ]
     )
     assert "(x4 up to line 10, with size 1 (x3), 512) ERROR: Rank 0 at" in text
 

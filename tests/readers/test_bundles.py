@@ -88,26 +88,28 @@ def _verdict(attempt: Attempt) -> Verdict:
 
 
 @pytest.mark.parametrize("folder", ["", "/firstfault/errors"])
-def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str]) -> None:
+def test_a_bundle_saves_requests(folder: str, attempt: Attempt, requested_paths: list[str]) -> None:
     """With a bundle a read opens one file, and says the same as without;
     a fresh read opens every file.
     """
     files = _files()
     _put(attempt, files)
     before = _verdict(attempt)
-    assert len(opened) == len(files) + _FOR_A_VERDICT
-    opened.clear()
+    assert len(requested_paths) == len(files) + _FOR_A_VERDICT
+    requested_paths.clear()
     _bundle(attempt, files)
     reader = type(attempt.reader())(attempt.uri + folder)
     assert reader.verdict() == before
-    assert len(opened) == 1 + _FOR_A_VERDICT
-    opened.clear()
+    assert len(requested_paths) == 1 + _FOR_A_VERDICT
+    requested_paths.clear()
     assert attempt.reader(fresh=True).verdict() == before
-    assert sorted(opened) == sorted([*(f"firstfault/{path}" for path in files), VERDICT_JSON])
+    assert sorted(requested_paths) == sorted(
+        [*(f"firstfault/{path}" for path in files), VERDICT_JSON]
+    )
 
 
 def test_files_missing_in_a_bundle_are_read_by_themselves(
-    attempt: Attempt, opened: list[str]
+    attempt: Attempt, requested_paths: list[str]
 ) -> None:
     """A file that came later, or that was overwritten since, is read by itself."""
     files = _files()
@@ -122,7 +124,7 @@ def test_files_missing_in_a_bundle_are_read_by_themselves(
     attempt.write(make_error(40, at_ms=-9, message="it was earlier", **place))
     found = {failure.rank: failure.message for failure in attempt.reader().job().failures}
     assert (found[40], found[3]) == ("it was earlier", "another text, and longer")
-    assert len(opened) == 3 + _FOR_A_VERDICT
+    assert len(requested_paths) == 3 + _FOR_A_VERDICT
 
 
 def test_a_bundle_adds_no_object_that_the_storage_lost(attempt: Attempt) -> None:
@@ -169,7 +171,7 @@ def test_a_bundle_adds_what_other_nodes_handed_over(
 def test_a_bundle_that_does_not_match_its_name_is_ignored(
     damage: str,
     attempt: Attempt,
-    opened: list[str],
+    requested_paths: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A bundle that does not match its name is ignored with a warning,
@@ -178,7 +180,7 @@ def test_a_bundle_that_does_not_match_its_name_is_ignored(
     files = _files()
     _put(attempt, files)
     before = _verdict(attempt)
-    opened.clear()
+    requested_paths.clear()
     root = next(path for path, data in files.items() if b"no labels" in data)
     forged = pack({**files, root: encode(replace(make_error(3), message="something harmless"))})
     _bundle(
@@ -189,7 +191,7 @@ def test_a_bundle_that_does_not_match_its_name_is_ignored(
     with caplog.at_level(logging.WARNING):
         assert _verdict(attempt) == before
     assert "is damaged; reading every document instead" in caplog.text
-    assert len(opened) == len(files) + 1 + _FOR_A_VERDICT
+    assert len(requested_paths) == len(files) + 1 + _FOR_A_VERDICT
 
 
 def _memory(files: Mapping[str, bytes]) -> Objects:

@@ -20,7 +20,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.utils.toml import parse_toml
-from tests.readers.scenes import died, own, stopped
+from tests.readers.scenes import died, own_fault, stopped
 
 _FRAMES = (model.FrameInfo("/job/train.py", 7, "train", "step(batch)"),)
 
@@ -34,7 +34,9 @@ def _decide(exception: ExceptionInfo, **fields: Any) -> model.Decision:
     """Return the decision on a job in which rank 3 of 8 raised,
     and its agent stopped the other ranks.
     """
-    root = own(3, at_ms=0, exception=exception, message=exception.message, world_size=8, **fields)
+    root = own_fault(
+        3, at_ms=0, exception=exception, message=exception.message, world_size=8, **fields
+    )
     conclusion = conclude(make_job(root, *(stopped(rank, world_size=8) for rank in (0, 1, 2))))
     assert conclusion is not None
     return conclusion.decision
@@ -266,7 +268,7 @@ def test_a_missing_program_stops_only_a_job_of_one_node_or_all_ranks(
 
 def test_an_uncertain_root_cause_proves_nothing() -> None:
     """A certain bug stops the job only if it is certain, too, that it is the root cause."""
-    verdict = run_strategy(get_strategy("evidence"), make_job(own(3, exception=_BUG)))
+    verdict = run_strategy(get_strategy("evidence"), make_job(own_fault(3, exception=_BUG)))
     assert decide(verdict).action is Action.STOP
     assert decide(replace(verdict, confidence="low")).action is Action.UNKNOWN
     assert (

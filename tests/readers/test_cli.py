@@ -551,13 +551,13 @@ class _Point:
 
 @click.command()
 @click.option("--count", type=int)
-def _theirs(count: int) -> int:
+def foreign_command(count: int) -> int:
     """Do nothing."""
     click.echo(f"ran with {count}")
     return 7
 
 
-def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+def install_command(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     def found(group: str) -> list[_Point]:
         return [_Point(load)] if group == COMMANDS_GROUP else []
 
@@ -570,7 +570,7 @@ def test_another_distribution_adds_a_command(
     """A command of an entry point is listed and run, and its value is the exit code;
     it cannot replace `show`.
     """
-    _offered(monkeypatch, lambda: _theirs)
+    install_command(monkeypatch, lambda: foreign_command)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
     assert "  run       Do nothing.\n" in run("--help").out
     monkeypatch.setattr(_Point, "name", "show")
@@ -584,7 +584,7 @@ def test_a_command_without_its_package_says_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: ImportError
 ) -> None:
     """A command that cannot be loaded says what to install, and the help still works."""
-    _offered(monkeypatch, Mock(side_effect=error))
+    install_command(monkeypatch, Mock(side_effect=error))
     ran = run("run", "task.py", "--any", "thing")
     assert ran.code == EXIT.TOOL_FAILED
     assert (

@@ -8,7 +8,7 @@ from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.evidence.completion import prove_completion
 from firstfault.testing import make_job, make_presence
-from tests.readers.scenes import agent, died, own, stopped
+from tests.readers.scenes import agent_failure, died, own_fault, stopped
 
 EXIT = model.ExceptionInfo("SystemExit", "its program reached its end")
 
@@ -37,8 +37,12 @@ ENDED = died(2, "", None, world_size=4, exception=EXIT, category="exit")
         ((_aborted(),), (SUCCEEDED, _node(1, model.Phase.FAILED, 3)), False),
         ((_aborted(),), (_node(0, model.Phase.JOINED), FINISHED), False),
         ((_aborted(),), (FINISHED,), False),
-        ((_aborted(), own(0, world_size=4)), (_node(0, model.Phase.FAILED, 0, 1), FINISHED), False),
-        ((_aborted(), agent(0, "preemption")), (SUCCEEDED, FINISHED), False),
+        (
+            (_aborted(), own_fault(0, world_size=4)),
+            (_node(0, model.Phase.FAILED, 0, 1), FINISHED),
+            False,
+        ),
+        ((_aborted(), agent_failure(0, "preemption")), (SUCCEEDED, FINISHED), False),
     ],
     ids=[
         "all ranks of all nodes",

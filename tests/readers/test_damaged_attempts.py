@@ -14,7 +14,7 @@ from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.conftest import Attempt
 
-_S = 1_000_000_000
+_NS_PER_SECOND = 1_000_000_000
 
 _EXIT = make_error(0, node="w-0", exception=None, exit_code=1)
 _TIES = {
@@ -314,9 +314,9 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(
 
     A late upload says nothing about the clock if its writer held it back, or if that is not known.
     """
-    stamp = START_NS + late_s * _S
+    stamp = START_NS + late_s * _NS_PER_SECOND
     document = DocumentRef("a.pb", last_modified_ns=stamp)
-    delay = None if delay_s is None else delay_s * _S
+    delay = None if delay_s is None else delay_s * _NS_PER_SECOND
     skewed = make_error(
         0,
         node="w-0",

@@ -43,7 +43,7 @@ def _progress(called: int) -> tuple[CollectiveProgress, ...]:
     return (CollectiveProgress("default_pg", "gloo:all_reduce", called, called),)
 
 
-def _early(*victims: WorkerError) -> Report:
+def build_early_end_report(*victims: WorkerError) -> Report:
     root = make_error(
         1,
         exception=ENDED,
@@ -59,7 +59,7 @@ def test_the_headline_says_where_the_peers_were() -> None:
     """Nobody called `sys.exit`: the program ended while its peers were at the next collective,
     at this line.
     """
-    report = _early(_victim(0, 12), _victim(2, 12))
+    report = build_early_end_report(_victim(0, 12), _victim(2, 12))
     where = (
         "its program reached its end while its peers were at all_reduce #12 (train.py:7 in step)"
     )
@@ -73,10 +73,10 @@ def test_the_headline_says_where_the_peers_were() -> None:
 
 def test_a_line_is_named_only_if_all_peers_agree() -> None:
     """A line or a collective is named only if all peers agree on it."""
-    lines = _early(_victim(0, 12), _victim(2, 12, line=9)).verdict.headline
+    lines = build_early_end_report(_victim(0, 12), _victim(2, 12, line=9)).verdict.headline
     assert lines.endswith("its program reached its end while its peers were at all_reduce #12")
     for counts in ((12, 13), (11, 11)):
-        headline = _early(
+        headline = build_early_end_report(
             *(_victim(rank, count) for rank, count in zip((0, 2), counts, strict=True))
         ).verdict.headline
         assert headline == "ended early, rank 1 on worker-0: its program reached its end"
@@ -84,7 +84,7 @@ def test_a_line_is_named_only_if_all_peers_agree() -> None:
 
 def test_the_only_peer_with_a_position_is_named() -> None:
     """The only peer that tells where it was is named by its rank."""
-    headline = _early(_victim(0, 12)).verdict.headline
+    headline = build_early_end_report(_victim(0, 12)).verdict.headline
     assert "while rank 0 was at all_reduce #12 (train.py:7 in step)" in headline
 
 

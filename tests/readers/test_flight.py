@@ -22,7 +22,7 @@ from firstfault_logs import flight
 from firstfault_logs.flight import documents_of, dumps_at, is_dump
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.scenes import died, done
+from tests.readers.scenes import died, reported_job
 
 _WORLD = range(8)
 _GROUPS = [
@@ -112,7 +112,7 @@ def write(folder: Path, dumps: dict[int, Any], prefix: str = "_dump_") -> list[P
     return [path for path, _ in files]
 
 
-def judged(paths: Iterable[Path]) -> Verdict:
+def conclude_from_dumps(paths: Iterable[Path]) -> Verdict:
     """Return the verdict on dumps alone, without a retry."""
     documents, unreadable = documents_of(list(paths))
     conclusion = conclude(
@@ -250,7 +250,7 @@ def test_all_ranks_behind_and_no_others_are_named(
     in which each rank has other numbers.
     """
     dumps = {rank: dump(rank, told, entries=told is not _BEHIND) for rank, told in came.items()}
-    verdict = judged(write(tmp_path, dumps))
+    verdict = conclude_from_dumps(write(tmp_path, dumps))
     assert verdict.ranks == ranks
     assert words in verdict.message if ranks else verdict.scope is Scope.UNDETERMINED
     assert verdict.confidence == ("medium" if ranks else "low")
@@ -274,7 +274,7 @@ def test_an_unnamed_group_does_not_contradict_the_flight_recorders() -> None:
         )
         for rank, came in _GPUS.items()
     ]
-    assert evidence(done(*failures, nodes=4)).ranks == (4, 6)
+    assert evidence(reported_job(*failures, nodes=4)).ranks == (4, 6)
 
 
 def test_two_root_causes_in_different_groups_are_no_victims(
@@ -298,11 +298,11 @@ def test_a_single_rank_without_a_dump_is_a_suspect(lost: list[int], tmp_path: Pa
     half of the job proves little.
     """
     paths = write(tmp_path, {rank: dump(rank, _WAITS) for rank in _WORLD if rank not in lost})
-    verdict = judged(paths)
+    verdict = conclude_from_dumps(paths)
     assert (verdict.ranks, verdict.confidence) == ((6,) if lost == [6] else (), "low")
     (tmp_path / "_dump_6").write_bytes(b"\x80\x02}q\x00(X\x07\x00")
     write(tmp_path, {0: dump(0, _BEHIND)})
-    verdict = judged(dumps_at(tmp_path))
+    verdict = conclude_from_dumps(dumps_at(tmp_path))
     assert verdict.ranks == (() if lost == [6] else (0,))
     assert verdict.confidence == "low"
     assert {suspect.rank for suspect in verdict.suspects} == ({0, 6} if lost == [6] else set())

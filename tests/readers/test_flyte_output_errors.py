@@ -12,7 +12,7 @@ from firstfault.report import Report
 from firstfault.report.data import report_conclusion
 from firstfault.testing import make_job
 from firstfault.wire.documents import decode
-from tests.readers.conftest import stock_document
+from tests.readers.conftest import flyte_error_document
 
 FOLDER = "/venv/lib/python3.11/site-packages/flytekit"
 CALL = f'  File "{FOLDER}/core/base_task.py", line 664, in _output_to_literal_map\n    raise e\n'
@@ -34,7 +34,7 @@ def _file(frames: str, error: str) -> WorkerError:
     trace = f"Traceback (most recent call last):\n{frames}{error}"
     indented = "\n".join(f"    {line}" for line in trace.splitlines())
     message = f"Trace:\n\n{indented}\nMessage:\n\n    {error}"
-    data = stock_document(code="SYSTEM", message=message, origin=2)
+    data = flyte_error_document(code="SYSTEM", message=message, origin=2)
     found = decode(data, DocumentRef("error.pb"))
     assert isinstance(found, WorkerError)
     return found

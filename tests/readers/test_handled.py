@@ -13,14 +13,14 @@ from firstfault.wire.documents import decode, encode
 from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
-    PEER,
+    PEER_CLOSED,
     STACK,
-    count,
-    done,
-    own,
+    collectives_called,
+    own_fault,
+    reported_job,
     stopped,
+    timed_out_in_collective,
     victim,
-    waiting,
 )
 
 _IN_TRAIN = model.FrameInfo("/app/train.py", 40, "main")
@@ -56,8 +56,9 @@ def _behind(
     *handled: model.HandledException, stack: str = IN_COLLECTIVE, **more: Any
 ) -> model.JobErrors:
     """Ranks 0 to 2 timed out in a collective that rank 3 didn't call."""
-    return done(
-        *waiting(0, 1, 2), stopped(3, stack, handled_exceptions=handled, **{**count(5), **more})
+    return reported_job(
+        *timed_out_in_collective(0, 1, 2),
+        stopped(3, stack, handled_exceptions=handled, **{**collectives_called(5), **more}),
     )
 
 
@@ -82,12 +83,14 @@ def test_a_rank_that_repeats_a_step_is_out_of_step() -> None:
     also if it then fails by itself.
     """
     peers = [
-        own(rank, 6000, "RuntimeError", PEER.format(3), **_calls("all_reduce", "barrier"))
+        own_fault(
+            rank, 6000, "RuntimeError", PEER_CLOSED.format(3), **_calls("all_reduce", "barrier")
+        )
         for rank in (0, 1, 2)
     ]
     repeated = victim(3, handled_exceptions=(_handled(),), **_calls("all_reduce", "all_reduce"))
 
-    verdict = evidence(done(*peers, repeated))
+    verdict = evidence(reported_job(*peers, repeated))
 
     assert (verdict.rule, verdict.headline) == ("out-of-step", _HEADLINE)
 
@@ -100,10 +103,22 @@ def test_without_a_majority_the_rank_that_handled_an_exception_is_blamed() -> No
     one = _calls("all_reduce", "barrier")
     another = _calls("all_reduce", "all_reduce")
 
-    verdict = evidence(done(*waiting(0, **one), *waiting(1, **another, **handled), nodes=1))
+    verdict = evidence(
+        reported_job(
+            *timed_out_in_collective(0, **one),
+            *timed_out_in_collective(1, **another, **handled),
+            nodes=1,
+        )
+    )
 
     assert (verdict.rule, verdict.ranks, verdict.confidence) == ("out-of-step", (1,), "low")
-    both = evidence(done(*waiting(0, **one, **handled), *waiting(1, **another, **handled), nodes=1))
+    both = evidence(
+        reported_job(
+            *timed_out_in_collective(0, **one, **handled),
+            *timed_out_in_collective(1, **another, **handled),
+            nodes=1,
+        )
+    )
     assert both.rule != "out-of-step"
 
 
@@ -121,22 +136,22 @@ def test_the_first_handled_exception_of_a_retry_loop_counts() -> None:
     "job",
     [
         # its peers had it, too
-        done(
-            *waiting(0, 1, handled_exceptions=(_handled(),)),
-            *waiting(2),
-            stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5)),
+        reported_job(
+            *timed_out_in_collective(0, 1, handled_exceptions=(_handled(),)),
+            *timed_out_in_collective(2),
+            stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **collectives_called(5)),
         ),
         # rank 2 is in step
-        done(
-            *waiting(0, 1),
-            *waiting(2, handled_exceptions=(_handled(),)),
-            stopped(3, IN_SLEEP, **count(5)),
+        reported_job(
+            *timed_out_in_collective(0, 1),
+            *timed_out_in_collective(2, handled_exceptions=(_handled(),)),
+            stopped(3, IN_SLEEP, **collectives_called(5)),
         ),
         # long ago
         _behind(_handled(since=400), stack=IN_SLEEP),
         # about a peer
         _behind(
-            _handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER.format(1)),
+            _handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER_CLOSED.format(1)),
             stack=IN_SLEEP,
         ),
     ],
@@ -166,9 +181,15 @@ def test_an_exception_that_left_its_program_outweighs_handled_ones() -> None:
     """An exception that left its program is the root cause,
     although another rank is behind and handled one.
     """
-    hung = stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5))
+    hung = stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **collectives_called(5))
 
-    verdict = evidence(done(own(1, 0, "KeyError", "step", **count(6)), *waiting(0, 2), hung))
+    verdict = evidence(
+        reported_job(
+            own_fault(1, 0, "KeyError", "step", **collectives_called(6)),
+            *timed_out_in_collective(0, 2),
+            hung,
+        )
+    )
 
     assert (verdict.rule, verdict.ranks) == ("own-fault", (1,))
 

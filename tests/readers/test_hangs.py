@@ -25,16 +25,16 @@ from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
     IN_TORCHS_WAIT,
-    PEER,
+    PEER_CLOSED,
     STACK,
-    WAITED,
-    count,
+    WAIT_TIMED_OUT,
+    collectives_called,
     died,
-    done,
-    own,
+    own_fault,
+    reported_job,
     stopped,
+    timed_out_in_collective,
     victim,
-    waiting,
 )
 
 # --- where a stopped process stood, by its stack --------------------------------------------------
@@ -44,7 +44,11 @@ def test_the_same_hang_has_the_same_fingerprint() -> None:
     """By where it stood, without the line: the next attempt's verdict can be compared."""
 
     def hang(stack: str) -> str:
-        return evidence(done(*waiting(0, 1, 2), stopped(3, stack, **count(5)))).fingerprint
+        return evidence(
+            reported_job(
+                *timed_out_in_collective(0, 1, 2), stopped(3, stack, **collectives_called(5))
+            )
+        ).fingerprint
 
     assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
     assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
@@ -58,9 +62,16 @@ def test_retries_after_a_timeout_do_not_stand_out() -> None:
         "metrics", None, model.ExceptionInfo("ConnectionError", "the server is away")
     )
     hangs = stopped(2, STACK.format("/app/train.py", "fault"))
-    again = stopped(0, IN_SLEEP, log_tail=f"step 4 failed: {WAITED}\n", **count(7))
+    again = stopped(
+        0, IN_SLEEP, log_tail=f"step 4 failed: {WAIT_TIMED_OUT}\n", **collectives_called(7)
+    )
     verdict = evidence(
-        done(*waiting(3, **count(9)), victim(1, thread_failures=(dead,), **count(9)), again, hangs)
+        reported_job(
+            *timed_out_in_collective(3, **collectives_called(9)),
+            victim(1, thread_failures=(dead,), **collectives_called(9)),
+            again,
+            hangs,
+        )
     )
     assert (verdict.ranks, verdict.rule, verdict.confidence) == ((2,), "hang", "medium")
 
@@ -108,12 +119,14 @@ def test_peers_lose_a_rank_that_leaves_its_group() -> None:
         "/app/train.py:40 in <module>",
     )
     rank = stopped(3, frames(*leaving, thread="Current thread 0x1"))
-    job = done(*(victim(rank, world_size=4) for rank in range(3)), rank)
+    job = reported_job(*(victim(rank, world_size=4) for rank in range(3)), rank)
     headline = (
         "ended early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
     )
     assert evidence(job).headline == headline
-    handles = done(*job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER.format(1)}"))
+    handles = reported_job(
+        *job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER_CLOSED.format(1)}")
+    )
     assert evidence(handles).headline.startswith("undetermined")
 
 
@@ -152,7 +165,10 @@ def test_a_hook_waits_only_with_a_collective_outstanding() -> None:
     backward = f"{PACKAGES}/torch/autograd/graph.py:979 in _engine_run_backward"
     text = frames("/app/train.py:95 in hook", backward, "/app/train.py:40 in main")
     assert locate_main_thread(stopped(1, text)).kind is PositionKind.ELSEWHERE
-    assert locate_main_thread(stopped(1, text, **count(5, completed=4))).kind is PositionKind.TORCH
+    assert (
+        locate_main_thread(stopped(1, text, **collectives_called(5, completed=4))).kind
+        is PositionKind.TORCH
+    )
     # everything may be installed below a folder with this package's name
     file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
     assert (
@@ -269,7 +285,9 @@ def test_a_watchdog_without_a_group_name_means_the_only_group() -> None:
     assert printed.keys() == {""}
 
 
-def came(rank: int, enqueued: int, completed: int, **more: Any) -> model.WorkerError:
+def stopped_with_counters(
+    rank: int, enqueued: int, completed: int, **more: Any
+) -> model.WorkerError:
     """A worker that its agent stopped, with the counters of its flight recorder."""
     progress = (model.CollectiveProgress("default_pg", "nccl:all_reduce", enqueued, completed),)
     return stopped(rank, **{"collectives": progress, "boot_id": "", **more})
@@ -284,7 +302,7 @@ def test_counters_and_a_log_together_name_the_rank_behind() -> None:
     """The rank that was stopped has counters, the one that aborted a log:
     together they name the one that is behind.
     """
-    verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
+    verdict = evidence(make_job(aborted(2, TORCH_2_4), stopped_with_counters(0, 30, 30)))
     assert (verdict.scope, verdict.ranks, verdict.category) == (model.Scope.RANK, (0,), "hang")
     assert "it called 30 collectives of group default_pg, its peers 34" in verdict.headline
 
@@ -300,10 +318,10 @@ def test_a_rank_that_did_not_call_the_collective_is_the_suspect(outstanding: boo
         )
     }
     failures = [
-        own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields)
+        own_fault(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields)
         for rank in range(3)
     ]
-    verdict = evidence(make_job(*failures, came(3, 8, 8)))
+    verdict = evidence(make_job(*failures, stopped_with_counters(3, 8, 8)))
     assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
     assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
 
@@ -322,7 +340,9 @@ def test_two_ranks_equally_behind_are_named_together(count: int) -> None:
         aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}")
         for rank in (0, 2, 3, 5, 6, 7)
     ]
-    verdict = evidence(make_job(*waiting, came(1, 77, 77), came(4, count, count)))
+    verdict = evidence(
+        make_job(*waiting, stopped_with_counters(1, 77, 77), stopped_with_counters(4, count, count))
+    )
     if count == 76:
         assert verdict.scope is model.Scope.UNDETERMINED
         assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
@@ -340,9 +360,15 @@ def test_ranks_that_called_the_stuck_collective_wait() -> None:
     """Under NCCL a call only enqueues: who has called the stuck collective waits,
     however few it called since.
     """
-    first = aborted(0, TORCH_2_4, collectives=came(0, 14, 8).collectives)
+    first = aborted(0, TORCH_2_4, collectives=stopped_with_counters(0, 14, 8).collectives)
     verdict = evidence(
-        make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8))
+        make_job(
+            first,
+            stopped_with_counters(1, 12, 8),
+            stopped_with_counters(2, 12, 8),
+            stopped_with_counters(3, 8, 8),
+            stopped_with_counters(4, 11, 8),
+        )
     )
     assert verdict.ranks == (3,)
     assert verdict.headline.endswith("it called 8 collectives of group default_pg, its peers 14")
@@ -517,7 +543,7 @@ IN_LOADER = """Thread 0x1 (most recent call first):
 
 def test_a_hang_in_a_data_loader_says_what_the_rank_waited_for() -> None:
     """The verdict on a hang tells that the rank itself waited, for a process of its own."""
-    verdict = evidence(done(*waiting(0, 1, 2), stopped(3, IN_LOADER)))
+    verdict = evidence(reported_job(*timed_out_in_collective(0, 1, 2), stopped(3, IN_LOADER)))
     assert verdict.headline.startswith(
         "hang, rank 3 on worker-1: it waited for a process of its data loader at train.py:7 in"
         " <module> while "
@@ -536,5 +562,7 @@ def test_a_process_stopped_while_python_ended_is_told_by_its_output() -> None:
         'Traceback (most recent call last):\n  File "/app/train.py", line 24, in main\nOSError: no'
         " file left\n"
     )
-    verdict = evidence(done(victim(0), victim(1), victim(2), stopped(3, ends, log_tail=trace)))
+    verdict = evidence(
+        reported_job(victim(0), victim(1), victim(2), stopped(3, ends, log_tail=trace))
+    )
     assert verdict.headline.startswith("OSError, rank 3 on worker-1: no file left")

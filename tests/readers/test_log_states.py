@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_log_verdicts import LOST, RAISED, of
+from tests.readers.test_log_verdicts import LOST, RAISED, add_prefix
 
 Read: TypeAlias = Callable[[dict[str, list[str]]], dict[str, Any]]
 _IMAGE = (
@@ -40,7 +40,9 @@ def read(run: Callable[..., Ran], tmp_path: Path) -> Read:
 def test_silent_ranks_are_no_victims(read: Read, raised: tuple[str, ...]) -> None:
     """A rank without a line about its end has no report, if another one reports its own fault."""
     names = [f"[rank{rank}]: ready, rank={rank} world_size=4" for rank in (0, 2)]
-    found = read({"job.log": [*names, *of("[rank2]: ", raised), *of("[rank0]: ", LOST)]})
+    found = read(
+        {"job.log": [*names, *add_prefix("[rank2]: ", raised), *add_prefix("[rank0]: ", LOST)]}
+    )
     assert found["verdict"]["ranks"] == [2]
     assert "Silent" not in found["printed"]
     assert "no report   ranks 1, 3" in found["printed"]
@@ -52,7 +54,7 @@ def test_a_pod_is_named_by_its_file(read: Read) -> None:
     names = {"job-master-0.log": 0, "job-worker-0.log": 1, "job-worker-1.log": 2}
     texts = {1: RAISED, 0: LOST, 2: LOST}
     files = {
-        name: [f"starting, RANK={rank} WORLD_SIZE=3", *of(f"[rank{rank}]: ", texts[rank])]
+        name: [f"starting, RANK={rank} WORLD_SIZE=3", *add_prefix(f"[rank{rank}]: ", texts[rank])]
         for name, rank in names.items()
     }
     found = read(files)
@@ -63,7 +65,8 @@ def test_a_pod_is_named_by_its_file(read: Read) -> None:
 def test_a_file_of_a_node_names_and_counts_the_node(read: Read) -> None:
     """A file of a node names the node, not a task, and files of nodes are counted."""
     files = {
-        f"node{node}.log": of(f"[rank{node}]: ", LOST if node else RAISED) for node in range(2)
+        f"node{node}.log": add_prefix(f"[rank{node}]: ", LOST if node else RAISED)
+        for node in range(2)
     }
     found = read(files)
     assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([0], "node0")
@@ -149,6 +152,8 @@ def test_a_brief_keeps_times_without_a_year(run: Callable[..., Ran], tmp_path: P
     """A brief doesn't deny times that have no year."""
     log = tmp_path / "job.log"
     stamp = "W0506 07:08:09.812000 139834 torch/distributed/run.py:803] "
-    log.write_text("\n".join([f"{stamp}starting", *of("[rank1]: ", RAISED)]), encoding="utf-8")
+    log.write_text(
+        "\n".join([f"{stamp}starting", *add_prefix("[rank1]: ", RAISED)]), encoding="utf-8"
+    )
     out = run("show", "--brief", str(log)).out
     assert ("has a time" in out, "the times in job.log have none" in out) == (False, True)

@@ -17,9 +17,9 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_log_verdicts import RAISED, STEPS, of
+from tests.readers.test_log_verdicts import RAISED, STEPS, add_prefix
 
-LOG = "\n".join([*STEPS, *of("[rank3]: ", RAISED), ""]).encode()
+LOG = "\n".join([*STEPS, *add_prefix("[rank3]: ", RAISED), ""]).encode()
 _FORMS = (
     gzip.compress(LOG),
     bz2.compress(LOG),

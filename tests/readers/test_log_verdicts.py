@@ -61,7 +61,7 @@ LAUNCHER = (
 )
 
 
-def box(*codes: tuple[int, int], host: str = "gpu-7") -> list[str]:
+def torch_box(*codes: tuple[int, int], host: str = "gpu-7") -> list[str]:
     """Return torch's box about workers of one node: (rank, exit code) of each,
     the first observed one first.
     """
@@ -88,7 +88,7 @@ def box(*codes: tuple[int, int], host: str = "gpu-7") -> list[str]:
     ]
 
 
-def of(prefix: str, lines: tuple[str, ...] | list[str]) -> list[str]:
+def add_prefix(prefix: str, lines: tuple[str, ...] | list[str]) -> list[str]:
     """Return lines with a prefix before each."""
     return [prefix + line for line in lines]
 
@@ -136,7 +136,12 @@ FORMS = {
 def test_the_rank_that_raised_is_named_whatever_precedes_its_lines(show: Show, form: str) -> None:
     """The rank that raised is named, whatever stands before its lines, and the lines are cited."""
     own, others = FORMS[form]
-    lines = [*of(others, STEPS[:2]), *of(own, STEPS[:2]), *of(own, RAISED), *of(others, LOST)]
+    lines = [
+        *add_prefix(others, STEPS[:2]),
+        *add_prefix(own, STEPS[:2]),
+        *add_prefix(own, RAISED),
+        *add_prefix(others, LOST),
+    ]
     code, found = show(lines)
     assert (code, found["verdict"]["ranks"], found["root"]["type"]) == (
         EXIT.ROOT_CAUSE,
@@ -213,14 +218,14 @@ def test_a_traceback_behind_a_progress_bar_is_read() -> None:
         ),
         (["launchpad: global_rank=1 on cell-b exited abnormally, exit_code=7"], [1], "exit code 7"),
         (["supervisor: child rank 1 died with signal SIGSEGV"], [1], "SIGSEGV"),
-        ([*box((1, -11))], [1], "SIGSEGV"),
+        ([*torch_box((1, -11))], [1], "SIGSEGV"),
     ],
 )
 def test_a_process_without_output_is_named_by_its_launcher(
     show: Show, last: list[str], ranks: list[int], what: str
 ) -> None:
     """A process that left no words is named if its launcher names it; DeepSpeed's names none."""
-    _, found = show([*of("[rank0]: ", LOST), *last])
+    _, found = show([*add_prefix("[rank0]: ", LOST), *last])
     assert found["verdict"]["ranks"] == ranks
     assert found["verdict"]["headline"].startswith((f"{what},", f"{what}:"))
     assert ("Out Of Memory" in last[0]) is (found["verdict"]["category"] == "host_oom")
@@ -235,9 +240,9 @@ def test_an_exceptions_line_without_its_traceback_counts_at_the_end(show: Show) 
         "CUDA kernel errors might be asynchronously reported.",
         "For debugging consider CUDA_LAUNCH_BLOCKING=1",
     ]
-    _, found = show([*of("0: ", STEPS), f"1: {last}", *of("1: ", advice)])
+    _, found = show([*add_prefix("0: ", STEPS), f"1: {last}", *add_prefix("1: ", advice)])
     assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "RuntimeError")
-    code, _ = show([*of("0: ", STEPS), f"1: {WAITS.partition('] ')[2].format(1, 9)}"])
+    code, _ = show([*add_prefix("0: ", STEPS), f"1: {WAITS.partition('] ')[2].format(1, 9)}"])
     assert code in {EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE}
 
 
@@ -246,12 +251,18 @@ def test_torchs_first_observed_failure_is_not_the_verdict(show: Show) -> None:
     and the launcher's own traceback is no fault.
     """
     _, found = show(
-        [*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))]
+        [
+            *add_prefix("[rank1]: ", LOST),
+            *add_prefix("[rank3]: ", RAISED),
+            *torch_box((1, 1), (3, 1), (2, -15)),
+        ]
     )
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([3], "high")
     assert found["victims_by_state"]["stopped"] == [0, 2]
     stopped = [_STOP.format(3, 41, 500 + rank) for rank in (1, 2)]
-    _, found = show([*of("[rank3]: ", LOST), *stopped, *box((0, -15), (1, -15), (2, -15))])
+    _, found = show(
+        [*add_prefix("[rank3]: ", LOST), *stopped, *torch_box((0, -15), (1, -15), (2, -15))]
+    )
     assert found["verdict"]["ranks"] == [0], "the agent signaled the rest"
 
 
@@ -259,14 +270,14 @@ def test_a_traceback_without_an_owner_belongs_to_the_only_failed_worker(show: Sh
     """It belongs to the only worker that failed;
     with two that failed differently no rank is named.
     """
-    _, found = show([*RAISED, *box((2, 1))])
+    _, found = show([*RAISED, *torch_box((2, 1))])
     assert (found["verdict"]["ranks"], found["root"]["type"]) == ([2], "ValueError")
     _, found = show(
         [
             *RAISED,
             "",
             *(line.replace("ValueError", "KeyError") for line in RAISED),
-            *box((2, 1), (3, 1)),
+            *torch_box((2, 1), (3, 1)),
         ]
     )
     assert found["verdict"]["ranks"] == []
@@ -281,7 +292,7 @@ def test_alternating_tracebacks_count_only_with_equal_last_lines(show: Show) -> 
         _, found = show(
             [
                 *(line for pair in zip(RAISED, second, strict=True) for line in pair),
-                *box((0, 1), (1, 1)),
+                *torch_box((0, 1), (1, 1)),
             ]
         )
         assert (found["verdict"]["confidence"] == "high") is is_alike
@@ -303,7 +314,12 @@ def test_kernel_and_agent_lines_about_a_gpu_are_of_the_same_rank(show: Show) -> 
         "    loss.item()",
         "RuntimeError: CUDA error: unspecified launch failure",
     ]
-    lines = [*of("[rank1]: ", STEPS[:2]), xid, *of("[rank1]: ", failed), *of("[rank0]: ", LOST)]
+    lines = [
+        *add_prefix("[rank1]: ", STEPS[:2]),
+        xid,
+        *add_prefix("[rank1]: ", failed),
+        *add_prefix("[rank0]: ", LOST),
+    ]
     code, found = show([*lines, _FAIL.format(1, 41, 1, 501)])
     assert (code, found["verdict"]["ranks"]) == (EXIT.ROOT_CAUSE_RETRYABLE, [1])
     assert found["verdict"]["category"] == "gpu_hardware"
@@ -319,13 +335,13 @@ def test_a_number_that_each_node_has_is_a_local_rank(show: Show) -> None:
     lines = [
         f"10.2.0.{node} [{task}] {line}" for line in STEPS for node in (1, 2) for task in (0, 1)
     ]
-    _, found = show([*lines, *of("10.2.0.2 [1] ", RAISED)])
+    _, found = show([*lines, *add_prefix("10.2.0.2 [1] ", RAISED)])
     assert (found["verdict"]["node"], found["root"]["type"]) == ("10.2.0.2", "ValueError")
 
 
 def test_a_log_of_one_rank_has_no_silent_suspects(show: Show) -> None:
     """Ranks that its file can't contain are no suspects."""
-    _, found = show(of("[rank3]: ", LOST))
+    _, found = show(add_prefix("[rank3]: ", LOST))
     assert found["verdict"]["ranks"] in ([], [3])
     assert not {0, 1, 2} & {suspect["rank"] for suspect in found["verdict"]["suspects"]}
 
@@ -334,7 +350,7 @@ def test_a_log_of_one_rank_has_no_silent_suspects(show: Show) -> None:
 def test_a_schedulers_end_blames_no_rank_and_no_node(show: Show, limit: str) -> None:
     """A scheduler's words name no rank and no guilty node; a time limit is told as one."""
     said = f"slurmstepd: error: *** JOB 4711 ON n3 CANCELLED AT 2031-05-06T07:08:09{limit} ***"
-    _, found = show([*of("0: ", STEPS), said])
+    _, found = show([*add_prefix("0: ", STEPS), said])
     assert (found["verdict"]["scope"], found["verdict"]["node"]) == ("external", None)
     assert ("time limit" in found["verdict"]["headline"]) is ("TIME" in limit)
 
@@ -342,7 +358,7 @@ def test_a_schedulers_end_blames_no_rank_and_no_node(show: Show, limit: str) -> 
 def test_the_only_silent_rank_is_named_without_high_confidence(show: Show) -> None:
     """The only silent rank is named, and never with high confidence."""
     lines = [WAITS.format(rank, 9) for rank in (1, 2, 3)]
-    _, found = show([*lines, *box((1, -6), (2, -6), (3, -6))])
+    _, found = show([*lines, *torch_box((1, -6), (2, -6), (3, -6))])
     assert (found["verdict"]["ranks"], found["verdict"]["category"]) == ([0], "hang")
     assert found["verdict"]["confidence"] != "high"
 
@@ -353,8 +369,8 @@ def test_deepspeeds_kills_prove_nothing_about_a_silent_rank(show: Show) -> None:
     """
     lines = [
         DEEPSPEED.format("INFO", "main", "dist_world_size=3"),
-        *of("[rank0]: ", LOST),
-        *of("[rank1]: ", LOST),
+        *add_prefix("[rank0]: ", LOST),
+        *add_prefix("[rank1]: ", LOST),
     ]
     lines += [
         DEEPSPEED.format("INFO", "sigkill_handler", f"Killing subprocess {pid}")
@@ -373,7 +389,7 @@ def test_two_ranks_in_different_collectives_are_named_together(show: Show) -> No
     """Two ranks that wait in different collectives are named together,
     and the job is not run again.
     """
-    code, found = show([WAITS.format(0, 8), WAITS.format(1, 16), *box((0, -6), (1, -6))])
+    code, found = show([WAITS.format(0, 8), WAITS.format(1, 16), *torch_box((0, -6), (1, -6))])
     assert (code, found["verdict"]["ranks"], found["verdict"]["confidence"]) == (
         EXIT.ROOT_CAUSE,
         [0, 1],
@@ -386,7 +402,9 @@ def test_markdown_cites_lines_without_secrets(run: Callable[..., Ran], tmp_path:
     """Markdown cites the lines, and has neither secrets nor the names of home folders."""
     lines = [line.replace("/job/", "/home/ada/job/") for line in RAISED]
     lines[-1] += " of https://ada:hunter2hunter2@host/x"
-    (tmp_path / "job.out").write_text("\n".join(of("[rank1]: ", lines)) + "\n", encoding="utf-8")
+    (tmp_path / "job.out").write_text(
+        "\n".join(add_prefix("[rank1]: ", lines)) + "\n", encoding="utf-8"
+    )
     text = run("show", "--markdown", str(tmp_path / "job.out")).out
     assert "job.out:1-6" in text
     assert "~/job/data.py" in text
@@ -407,20 +425,25 @@ def test_agents_of_two_nodes_count_one_restart_a_round(
     fails: bool,
 ) -> None:
     """Each agent of torch ends its workers once in a round, however the nodes' lines are merged."""
-    ended = [("a", [*OPENING, *of("[rank0]: ", RAISED), _FAIL.format(1, 41, 0, 81)])]
+    ended = [("a", [*OPENING, *add_prefix("[rank0]: ", RAISED), _FAIL.format(1, 41, 0, 81)])]
     ended += [
-        ("b", [*of("[rank1]: ", LOST), _STOP.format(2, 42, 82)]),
+        ("b", [*add_prefix("[rank1]: ", LOST), _STOP.format(2, 42, 82)]),
         ("a", [*OPENING, *STEPS[:2], "training completed"]),
     ]
     if fails:
-        ended.append(("b", [*of("[rank1]: ", RAISED), _FAIL.format(9, 42, 1, 501), *box((1, 1))]))
-        ended.append(("a", [*of("[rank0]: ", LOST), _STOP.format(10, 41, 91), *LAUNCHER]))
+        ended.append(
+            (
+                "b",
+                [*add_prefix("[rank1]: ", RAISED), _FAIL.format(9, 42, 1, 501), *torch_box((1, 1))],
+            )
+        )
+        ended.append(("a", [*add_prefix("[rank0]: ", LOST), _STOP.format(10, 41, 91), *LAUNCHER]))
     order = sorted(ended, key=lambda part: merged.find(part[0])) if ", " in merged else ended
     code, found = show(
         [
             line
             for node, lines in order
-            for line in of(f"{node}-0  | " * (merged == "prefixed"), lines)
+            for line in add_prefix(f"{node}-0  | " * (merged == "prefixed"), lines)
         ]
     )
     if fails:
@@ -433,16 +456,16 @@ def test_agents_of_two_nodes_count_one_restart_a_round(
 def test_the_last_of_two_appended_jobs_is_judged(show: Show) -> None:
     """A log to which a second job was appended is judged by the second one."""
     first = [
-        *of("1: ", [*OPENING, *STEPS[:4]]),
-        *of("1: [rank1]: ", RAISED),
+        *add_prefix("1: ", [*OPENING, *STEPS[:4]]),
+        *add_prefix("1: [rank1]: ", RAISED),
         "srun: error: n1: task 1: Exited with exit code 1",
     ]
     second = [
-        *of("0: ", [*OPENING, *STEPS[:2]]),
-        *of("0: [rank0]: ", LOST),
+        *add_prefix("0: ", [*OPENING, *STEPS[:2]]),
+        *add_prefix("0: [rank0]: ", LOST),
         "srun: error: n1: task 1: Killed",
     ]
-    _, found = show([*first, *of("1: ", OPENING), *second])
+    _, found = show([*first, *add_prefix("1: ", OPENING), *second])
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGKILL")
 
 
@@ -452,8 +475,8 @@ def test_the_last_of_two_appended_jobs_is_judged(show: Show) -> None:
         ([*STEPS[:2], *RAISED, "retrying", *STEPS, "Training completed"], EXIT.OK, None),
         (
             [
-                *of("(T pid=7) ", STEPS),
-                *of("(T pid=8) ", RAISED),
+                *add_prefix("(T pid=7) ", STEPS),
+                *add_prefix("(T pid=8) ", RAISED),
                 "(T pid=7) step 6",
                 "(T pid=7) done training",
             ],
@@ -482,7 +505,11 @@ def test_the_last_of_two_appended_jobs_is_judged(show: Show) -> None:
             EXIT.NOTHING_FOUND,
             "can't tell whether the job succeeded: the log ends with",
         ),
-        ([*of("[rank0]: ", STEPS)], EXIT.NOTHING_FOUND, "the log ends with 'step 5 loss 2.5'"),
+        (
+            [*add_prefix("[rank0]: ", STEPS)],
+            EXIT.NOTHING_FOUND,
+            "the log ends with 'step 5 loss 2.5'",
+        ),
         (
             ["dear diary", "nothing happened"],
             EXIT.NOTHING_FOUND,
@@ -512,7 +539,7 @@ def test_a_compressed_or_cut_log_is_read(
     tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
     """A compressed log is read, and of half of one what is there."""
-    data = "\n".join([*of("[rank1]: ", RAISED), *("x" * 90 for _ in range(9000))]).encode()
+    data = "\n".join([*add_prefix("[rank1]: ", RAISED), *("x" * 90 for _ in range(9000))]).encode()
     whole = compress(data)
     # bzip2 has blocks of 900 kB, so that half of a small one is nothing
     for size in {len(whole), len(whole) - (0 if compress is bz2.compress else 20)}:
@@ -527,7 +554,7 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
     with (tmp_path / "big.log").open("w", encoding="utf-8") as stream:
         for number in range(200_000):
             stream.write(f"step {number} loss 2.5 lr 3e-4 tokens/s 9000\n")
-        stream.write("y" * 8_000_000 + "\n" + "\n".join(of("[rank1]: ", RAISED)) + "\n")
+        stream.write("y" * 8_000_000 + "\n" + "\n".join(add_prefix("[rank1]: ", RAISED)) + "\n")
     tracemalloc.start()
     snapshot = snapshot_of([tmp_path / "big.log"])
     peak = tracemalloc.get_traced_memory()[1]
@@ -543,8 +570,8 @@ def test_files_with_numbers_that_differ_are_ranks(run: Callable[..., Ran], tmp_p
     too.
     """
     for name, lines in (
-        ("out-0.log", of("", LOST)),
-        ("out-1.log", of("", RAISED)),
+        ("out-0.log", add_prefix("", LOST)),
+        ("out-1.log", add_prefix("", RAISED)),
         ("run.py", ["Traceback"]),
     ):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -555,7 +582,7 @@ def test_files_with_numbers_that_differ_are_ranks(run: Callable[..., Ran], tmp_p
 def test_levels_times_and_words_are_no_labels() -> None:
     """Levels, times and words of the program are no labels; without a label a line has no owner."""
     for prefix in ("INFO: ", "[WARNING] ", "2031-05-06 07:08:09,123 ", "Epoch: "):
-        prefixes = learn_prefixes(of(prefix, STEPS))
+        prefixes = learn_prefixes(add_prefix(prefix, STEPS))
         assert [said.label for said in prefixes.parse(1, f"{prefix}step 7", Label())] == [Label()]
 
 

@@ -14,20 +14,20 @@ from firstfault.model import Outcome, Phase
 from firstfault.testing import make_job, make_presence
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.scenes import died, own, stopped
+from tests.readers.scenes import died, own_fault, stopped
 from tests.seals import sealed
 
 Run = Callable[..., Ran]
 
 FINISHED = make_presence(Phase.FAILED, ranks=(0, 1), finished_ranks=(0, 1))
 ABORTED = died(1, "SIGABRT", -6, world_size=2)
-INTERRUPTED = own(0, exception="KeyboardInterrupt", message="", category="interrupted")
+INTERRUPTED = own_fault(0, exception="KeyboardInterrupt", message="", category="interrupted")
 
 
 @pytest.mark.parametrize(
     ("failures", "roster", "outcome", "code", "title"),
     [
-        ((own(0),), (), Outcome.FAILED, EXIT.ROOT_CAUSE, "# Failed: "),
+        ((own_fault(0),), (), Outcome.FAILED, EXIT.ROOT_CAUSE, "# Failed: "),
         ((INTERRUPTED,), (), Outcome.INTERRUPTED, EXIT.ROOT_CAUSE, "# Interrupted: "),
         (
             (ABORTED,),

@@ -96,7 +96,7 @@ def test_read_error_carries_the_whole_report(attempt: Attempt) -> None:
 
 def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
     """If the root cause is a file of Flyte's own, its text is not touched."""
-    attempt.stock(
+    attempt.write_flyte_error(
         f"error-{'a' * 32}.pb",
         message="Trace:\n\n  File x\n\nMessage:\n\n  boom",
         seconds=5,
@@ -108,13 +108,13 @@ def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
 def test_the_three_layouts_are_read_together(attempt: Attempt) -> None:
     """Our documents, error-<uuid>.pb and error.pb beside the outputs are read together."""
     attempt.write(make_error(0, node="w-0", at_ms=2_000, message="ours"))
-    attempt.stock(
+    attempt.write_flyte_error(
         f"error-{'a' * 32}.pb",
         seconds=START_NS // 10**9 + 1,
         worker="w-1",
         message="with a uuid",
     )
-    attempt.stock("error.pb", message="plain")
+    attempt.write_flyte_error("error.pb", message="plain")
     conclusion = attempt.reader().conclude()
     assert [failure.message for failure in conclusion.job.failures] == [
         "with a uuid",
@@ -148,7 +148,7 @@ def test_a_single_document_can_be_read(attempt: Attempt) -> None:
     """One document, ours or Flyte's, can be read by itself."""
     (name,) = attempt.write(make_error(3))
     attempt.write(make_error(0, at_ms=-5))
-    attempt.stock("error.pb", message="plain")
+    attempt.write_flyte_error("error.pb", message="plain")
     ours = MultiErrorFileOutputReader(f"{attempt.uri}/firstfault/errors/{name}")
     verdict = ours.verdict()
     assert (verdict.ranks, verdict.coverage.notes) == ((3,), ())
@@ -164,7 +164,7 @@ def test_a_bare_name_is_a_path_in_the_working_directory(
     folder: str,
 ) -> None:
     """A bare name is a path in the working directory."""
-    attempt.stock("error.pb", message="here")
+    attempt.write_flyte_error("error.pb", message="here")
     attempt.write(make_error(message="here"))
     monkeypatch.chdir(attempt.folder / folder)
     assert MultiErrorFileOutputReader(name).verdict().message == "here"

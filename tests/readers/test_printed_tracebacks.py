@@ -17,7 +17,7 @@ from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
-from tests.readers.scenes import PEER, died, done, own, stopped, victim
+from tests.readers.scenes import PEER_CLOSED, died, own_fault, reported_job, stopped, victim
 
 _STEP = """
 import asyncio, logging, os, sys, threading, traceback
@@ -130,7 +130,7 @@ def _run(program: str, folder: Path) -> WorkerError:
     )
 
 
-def _story(failure: WorkerError) -> tuple[Verdict, str]:
+def summarize_failure(failure: WorkerError) -> tuple[Verdict, str]:
     verdict = evidence(make_job(failure))
     return verdict, first_line(verdict, decide(verdict))
 
@@ -141,7 +141,7 @@ def test_a_printed_exception_is_reported_like_a_raised_one(way: str, tmp_path: P
     of the last exception.
     """
     failure = _run(_PRINTING[way], tmp_path)
-    verdict, line = _story(failure)
+    verdict, line = summarize_failure(failure)
     report = build_report(make_job(failure), verdict, decide(verdict))
     assert verdict.headline.startswith("KeyError, rank 3 on worker-1: 'labels'; raised as ")
     assert verdict.headline.endswith("; printed before exit code 1")
@@ -187,7 +187,10 @@ def test_the_last_line_that_is_no_warning_is_why_a_process_exited(
     """Without an exception the last line that is not a library's warning
     tells why a process exited.
     """
-    assert _story(_run(program, tmp_path))[0].headline == f"exit code 7, rank 3 on worker-1: {why}"
+    assert (
+        summarize_failure(_run(program, tmp_path))[0].headline
+        == f"exit code 7, rank 3 on worker-1: {why}"
+    )
 
 
 def test_a_line_before_sys_exit_is_the_reason() -> None:
@@ -241,7 +244,7 @@ _TRACEBACK = (
 _STEPS = "".join(f"step {step} loss 0.3\n" for step in range(60))
 _HYDRA = "Error executing job with overrides: ['model.ignore_index=255']\n"
 _ABORTED = {"signal": "SIGABRT", "exit_code": -6}
-_TOLD = "ValueError, rank 1 on worker-0: bad; printed before SIGABRT"
+_SIGABRT_HEADLINE = "ValueError, rank 1 on worker-0: bad; printed before SIGABRT"
 
 _ENDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a shell's SIGKILL": (_TRACEBACK, {"exit_code": 137}, "exit code 137"),
@@ -253,13 +256,17 @@ _ENDS: dict[str, tuple[str, dict[str, Any], str]] = {
         "exit code 3",
     ),
     "a word in Hydra's options": (_HYDRA + _TRACEBACK, {"exit_code": 1}, "ValueError"),
-    "an abort": (_TRACEBACK, _ABORTED, _TOLD),
+    "an abort": (_TRACEBACK, _ABORTED, _SIGABRT_HEADLINE),
     "an abort of C++": (
         f"{_TRACEBACK}terminate called without an active exception\n",
         _ABORTED,
-        _TOLD,
+        _SIGABRT_HEADLINE,
     ),
-    "an abort of Python": (f"{_TRACEBACK}Fatal Python error: Aborted\n", _ABORTED, _TOLD),
+    "an abort of Python": (
+        f"{_TRACEBACK}Fatal Python error: Aborted\n",
+        _ABORTED,
+        _SIGABRT_HEADLINE,
+    ),
 }
 
 
@@ -329,7 +336,7 @@ def test_a_failed_retry_is_told_by_the_first_tries_output(cut: int, tmp_path: Pa
     log = first.splitlines(keepends=True)
     again = make_error(3, node="worker-1", message=twice, log_tail="".join(log[cut:]))
     for failure in (again, printed):
-        verdict, _ = _story(failure)
+        verdict, _ = summarize_failure(failure)
         report = build_report(make_job(failure), verdict, decide(verdict))
         assert verdict.headline.startswith(
             "KeyError, rank 3 on worker-1: 'labels'; raised as TrainingError: training failed, then"
@@ -387,7 +394,7 @@ def test_a_retry_that_fails_in_a_collective_is_told_by_the_first_try(
             _run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail
         )
         failure = replace(
-            own(3),
+            own_fault(3),
             exception=last.exception,
             message=last.exception.message,
             log_tail=printed,
@@ -404,7 +411,7 @@ def test_a_failed_cleanup_after_an_early_exit_is_told_by_the_exit(tmp_path: Path
         " os.remove('no-such-lock')"
     )
     printed = find_printed_exception(_run(cleaning, tmp_path).log_tail)
-    failure = replace(own(3), exception=printed.exception, message=printed.exception.message)
+    failure = replace(own_fault(3), exception=printed.exception, message=printed.exception.message)
     assert evidence(make_job(failure)).headline.startswith(
         "SystemExit, rank 3 on worker-1: the program called sys.exit(0); then FileNotFoundError: "
     )
@@ -561,7 +568,7 @@ IN_GROUP = (
     '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n   '
     " work.wait()\n"
 )
-BAD, PEERS = "ValueError: batch 4 has no labels", f"RuntimeError: {PEER.format(1)}"
+BAD, PEERS = "ValueError: batch 4 has no labels", f"RuntimeError: {PEER_CLOSED.format(1)}"
 
 
 def _gave_up(rank: int, text: str, printed: str, **more: Any) -> WorkerError:
@@ -569,7 +576,7 @@ def _gave_up(rank: int, text: str, printed: str, **more: Any) -> WorkerError:
     in the function that had handled what it printed.
     """
     raised_at = FrameInfo("/app/train.py", 34, "train", 'raise TrainingError("...")')
-    return own(
+    return own_fault(
         rank,
         exception=ExceptionInfo("TrainingError", text, frames=(raised_at,)),
         log_tail=printed,
@@ -592,7 +599,7 @@ def test_ranks_that_gave_up_alike_differ_by_the_errors_of_each_try(text: str, tr
     bad = TRIES.format("check(batch)", BAD) * tries
     lost = TRIES.format("reduce(loss)", IN_GROUP + PEERS) * tries
     verdict = evidence(
-        done(_gave_up(0, text, lost), _gave_up(1, text, lost), _gave_up(3, text, bad))
+        reported_job(_gave_up(0, text, lost), _gave_up(1, text, lost), _gave_up(3, text, bad))
     )
     assert (verdict.ranks, verdict.headline) == (
         (3,),
@@ -614,7 +621,7 @@ def test_a_handled_error_does_not_explain_a_later_one(text: str, printed: str) -
     nor does that of another function.
     """
     assert (
-        evidence(done(_gave_up(3, text, printed))).headline
+        evidence(reported_job(_gave_up(3, text, printed))).headline
         == f"TrainingError, rank 3 on worker-1: {text}"
     )
 
@@ -626,8 +633,8 @@ def test_ranks_that_gave_up_after_a_peers_error_are_victims() -> None:
     text = "step 4 failed 3 times"
     lines = {0: PEERS, 1: PEERS, 3: BAD}
     told = evidence(
-        done(*(_gave_up(rank, text, f"try 0: {line}\n") for rank, line in lines.items()))
+        reported_job(*(_gave_up(rank, text, f"try 0: {line}\n") for rank, line in lines.items()))
     )
-    untold = evidence(done(*(_gave_up(rank, text, "") for rank in lines)))
+    untold = evidence(reported_job(*(_gave_up(rank, text, "") for rank in lines)))
     assert (told.ranks, told.confidence) == ((3,), "medium")
     assert (untold.ranks, untold.confidence) == ((0, 1, 3), "low")

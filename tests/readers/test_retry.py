@@ -14,7 +14,7 @@ from firstfault.model.failure import CTRL_C
 from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json, to_json
-from tests.readers.scenes import STACK, own, stopped
+from tests.readers.scenes import STACK, own_fault, stopped
 
 _CONTEXT = retry.RetryContext()
 
@@ -319,8 +319,8 @@ _ABOUT_TO_LEAVE = add_raise_point(
 @pytest.mark.parametrize(
     "failures",
     [
-        [own(rank, message=f"rank {rank}: bad config", **_WORLD) for rank in range(4)],
-        [own(0, **_WORLD), *(stopped(rank, _ABOUT_TO_LEAVE, **_WORLD) for rank in (1, 2, 3))],
+        [own_fault(rank, message=f"rank {rank}: bad config", **_WORLD) for rank in range(4)],
+        [own_fault(0, **_WORLD), *(stopped(rank, _ABOUT_TO_LEAVE, **_WORLD) for rank in (1, 2, 3))],
     ],
     ids=["all raised it", "three were about to raise it"],
 )

@@ -27,7 +27,7 @@ MANY = 600
 CLOSED = "Connection closed by peer [10.0.0.3]:2{rank:04d}"
 
 
-def named(error: model.WorkerError) -> model.WorkerError:
+def add_written_name(error: model.WorkerError) -> model.WorkerError:
     """Return an error with the name that its writer would give it."""
     return replace(error, documents=(model.DocumentRef(error_key_for(error)),))
 
@@ -36,7 +36,7 @@ def document(rank: int, **fields: object) -> model.WorkerError:
     """Return the document of a rank, with the fingerprint that its writer would give it."""
     place = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "world_size": MANY}
     error = make_error(rank, **{**place, **fields})  # type: ignore[arg-type]
-    return named(replace(error, fingerprint=compute_fingerprint(error)))
+    return add_written_name(replace(error, fingerprint=compute_fingerprint(error)))
 
 
 def victim(rank: int) -> model.WorkerError:
@@ -77,7 +77,7 @@ def cascade(*others: model.WorkerError, leave_out: Iterable[int] = ()) -> Snapsh
     return Snapshot(documents=(*victims, *others), roster=tuple(roster))
 
 
-def read(
+def read_as_objects(
     snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence"
 ) -> tuple[model.JobErrors, Objects]:
     """Return the verdict on the snapshot, written as objects, and the requests of the reader."""
@@ -91,7 +91,7 @@ def read(
 def test_a_few_opened_documents_give_the_verdict_of_all() -> None:
     """A few of the documents are opened; verdict, counts and digest are those of all documents."""
     snapshot = cascade(root())
-    job, objects = read(snapshot)
+    job, objects = read_as_objects(snapshot)
     whole = assemble(snapshot)
     verdict, full = (run_strategy(get_strategy("evidence"), item) for item in (job, whole))
 
@@ -126,7 +126,7 @@ def test_one_fault_of_all_ranks_names_all_without_opening_all() -> None:
     documents were opened.
     """
     snapshot = Snapshot(documents=tuple(root(rank) for rank in range(MANY)))
-    job, objects = read(snapshot)
+    job, objects = read_as_objects(snapshot)
     verdict = run_strategy(get_strategy("evidence"), job)
 
     assert objects.gets < 40
@@ -146,7 +146,7 @@ def test_a_fault_at_two_times_names_only_opened_ranks_of_the_first() -> None:
         clock = {"at_ms": at_ms, "boot_id": "one", "monotonic_ns": 1 + at_ms * 1_000_000}
         return death(rank, signal="SIGKILL", exit_code=-9, **clock)
 
-    job, _ = read(replace(cascade(), documents=tuple(map(killed, range(MANY)))))
+    job, _ = read_as_objects(replace(cascade(), documents=tuple(map(killed, range(MANY)))))
     verdict = run_strategy(get_strategy("evidence"), job)
     opened = {failure.rank for failure in job.failures}
     assert job.unopened
@@ -179,7 +179,7 @@ def test_the_only_hung_worker_among_stopped_ones_is_opened_and_named() -> None:
         collectives=(model.CollectiveProgress("default_pg", "all_reduce", 40, None),),
     )
     others = [stopped(rank) for rank in range(MANY) if rank not in {7, 233}]
-    job, objects = read(cascade(timed_out, *others, stopped(233, 39)))
+    job, objects = read_as_objects(cascade(timed_out, *others, stopped(233, 39)))
     verdict = run_strategy(get_strategy("evidence"), job)
     assert objects.gets < 110
     assert verdict.category == "hang"
@@ -191,7 +191,7 @@ def test_an_own_death_among_hundreds_of_stops_is_found() -> None:
     stopped by the same signal.
     """
     others = [stopped(rank) for rank in range(MANY) if rank != 233]
-    job, _ = read(cascade(death(233, signal="SIGTERM", exit_code=-15), *others))
+    job, _ = read_as_objects(cascade(death(233, signal="SIGTERM", exit_code=-15), *others))
     assert run_strategy(get_strategy("evidence"), job).ranks == (233,)
 
 
@@ -201,8 +201,8 @@ def test_documents_of_ambiguous_names_are_opened() -> None:
     """
     ended = [stopped(rank) for rank in range(MANY)]
     ended[3] = death(3, signal="SIGTERM", exit_code=-15, at_ms=1)
-    documents = [named(replace(error, fingerprint="1:" + "a" * 12)) for error in ended]
-    job, _ = read(replace(cascade(leave_out=range(MANY)), documents=tuple(documents)))
+    documents = [add_written_name(replace(error, fingerprint="1:" + "a" * 12)) for error in ended]
+    job, _ = read_as_objects(replace(cascade(leave_out=range(MANY)), documents=tuple(documents)))
     assert run_strategy(get_strategy("evidence"), job).ranks == (3,)
 
 
@@ -210,7 +210,7 @@ def test_a_workers_and_its_agents_documents_are_opened_together() -> None:
     """The agent's and the worker's documents about one process are opened together."""
     words = [victim(rank) for rank in range(MANY) if rank != 211]
     deaths = [death(rank, exit_code=70, at_ms=5000 + rank) for rank in range(MANY) if rank != 211]
-    job, _ = read(replace(cascade(root()), documents=(root(), *words, *deaths)))
+    job, _ = read_as_objects(replace(cascade(root()), documents=(root(), *words, *deaths)))
     assert all(len(failure.documents) == 2 for failure in job.failures if failure.rank != 211)
     verdict = run_strategy(get_strategy("evidence"), job)
     assert verdict.ranks == (211,)
@@ -224,7 +224,7 @@ def test_a_failure_that_only_a_peer_names_is_opened() -> None:
     blaming = [
         document(rank, at_ms=10 + rank, exception="RuntimeError", message=text) for rank in others
     ]
-    job, _ = read(cascade(*blaming, victim(233)))
+    job, _ = read_as_objects(cascade(*blaming, victim(233)))
     assert 233 in {failure.rank for failure in job.failures}
 
 
@@ -239,7 +239,7 @@ def test_a_strategy_whose_find_more_ranks_raises_gets_the_default(
     def broken(job: model.JobErrors) -> model.Verdict:
         return run_strategy(get_strategy("evidence"), job)
 
-    job, objects = read(cascade(root()), broken)
+    job, objects = read_as_objects(cascade(root()), broken)
     assert run_strategy(broken, job).ranks == (211,)
     assert objects.gets < 110
     assert "failed to name the documents that it wants (ZeroDivisionError" in caplog.text
@@ -252,7 +252,7 @@ def test_of_10000_faults_a_bounded_number_is_opened() -> None:
         document(rank, node="w-0", group_rank=0, at_ms=rank, message=text)
         for rank, text in enumerate(texts)
     ]
-    job, objects = read(Snapshot(documents=tuple(words)))
+    job, objects = read_as_objects(Snapshot(documents=tuple(words)))
     assert len({error.fingerprint for error in words}) > 2000
     assert objects.gets <= 1500
     assert job.failures[0].rank == 0
@@ -272,7 +272,7 @@ def test_a_name_that_contradicts_its_document_opens_all() -> None:
     name = str(replace(key, timestamp_ns=START_NS))
     snapshot = cascade(replace(liar, documents=(model.DocumentRef(name),)))
     for strategy in ("evidence", "earliest"):
-        job, _ = read(snapshot, strategy)
+        job, _ = read_as_objects(snapshot, strategy)
         assert len(job.failures) == MANY
         assert job.failures[-1].rank == 211
     assert run_strategy(get_strategy("earliest"), job).ranks == (0,)
@@ -280,10 +280,10 @@ def test_a_name_that_contradicts_its_document_opens_all() -> None:
     def undeclared(job: model.JobErrors) -> model.Verdict:
         return get_strategy("earliest")(job)
 
-    job, _ = read(cascade(root()), undeclared)
+    job, _ = read_as_objects(cascade(root()), undeclared)
     assert len(job.failures) == MANY
-    plain = [named(replace(victim(rank), fingerprint="")) for rank in range(MANY)]
-    job, _ = read(Snapshot(documents=tuple(plain)))
+    plain = [add_written_name(replace(victim(rank), fingerprint="")) for rank in range(MANY)]
+    job, _ = read_as_objects(Snapshot(documents=tuple(plain)))
     assert len(job.failures) == MANY, "a name without a fingerprint does not tell the fault"
 
 
@@ -314,7 +314,9 @@ def test_of_recovered_rounds_few_documents_are_opened() -> None:
     snapshot = cascade(root())
     later = make_presence(model.Phase.SUCCEEDED, node="w-0", group_rank=0, nodes=1, round=1)
     for strategy in ("evidence", "earliest"):
-        job, objects = read(replace(snapshot, roster=(*snapshot.roster, later)), strategy)
+        job, objects = read_as_objects(
+            replace(snapshot, roster=(*snapshot.roster, later)), strategy
+        )
         assert job.failures == ()
         assert job.unopened == ()
         assert 0 < len(job.history) < MANY
@@ -337,7 +339,7 @@ def test_a_withdrawn_document_counts_as_neither_opened_nor_listed() -> None:
         for entry in snapshot.roster
     ]
     for strategy in ("evidence", "earliest"):
-        job, _ = read(replace(snapshot, roster=tuple(roster)), strategy)
+        job, _ = read_as_objects(replace(snapshot, roster=tuple(roster)), strategy)
         assert run_strategy(get_strategy(strategy), job).ranks == (211,)
         assert job.document_count == MANY - 1
         assert not any("earlier rounds" in note for note in job.coverage.notes)
@@ -361,7 +363,7 @@ def test_a_stored_document_is_not_missed_although_unopened(stored_at: int | None
         replace(entry, receipts=late) if entry.place.group_rank == 0 else entry
         for entry in snapshot.roster
     ]
-    job, _ = read(replace(snapshot, documents=tuple(documents), roster=tuple(roster)))
+    job, _ = read_as_objects(replace(snapshot, documents=tuple(documents), roster=tuple(roster)))
     assert job.unopened
     assert job.coverage.complete is (stored_at is not None)
     assert any("was not uploaded" in note for note in job.coverage.notes) is (stored_at is None)
@@ -372,7 +374,7 @@ def test_a_stored_document_is_not_missed_although_unopened(stored_at: int | None
 
 def test_earliest_opens_one_document() -> None:
     """`earliest` sends two listings and one read, and its notes say what it did not read."""
-    job, objects = read(cascade(root()), "earliest")
+    job, objects = read_as_objects(cascade(root()), "earliest")
     verdict = run_strategy(get_strategy("earliest"), job)
     assert (objects.lists, objects.gets) == (2, 1)
     assert verdict.ranks == (211,)
@@ -388,7 +390,7 @@ def test_earliest_opens_one_document() -> None:
 def test_all_documents_with_the_earliest_time_are_opened() -> None:
     """All documents with the earliest time are opened."""
     tied = [root(211), root(12), document(5, at_ms=5, exception=None, exit_code=1)]
-    job, objects = read(cascade(*tied), "earliest")
+    job, objects = read_as_objects(cascade(*tied), "earliest")
     assert objects.gets == 3
     assert run_strategy(get_strategy("earliest"), job).root == next(
         item for item in job.failures if item.rank == 12
@@ -401,7 +403,9 @@ def test_a_document_of_another_name_is_opened(name: str) -> None:
     snapshot = cascade(root())
     foreign = make_error(99, node="w-12", group_rank=12, at_ms=-5, message="first of all")
     foreign = replace(foreign, documents=(model.DocumentRef(name),))
-    job, _ = read(replace(snapshot, documents=(*snapshot.documents, foreign)), "earliest")
+    job, _ = read_as_objects(
+        replace(snapshot, documents=(*snapshot.documents, foreign)), "earliest"
+    )
     assert run_strategy(get_strategy("earliest"), job).message == "first of all"
 
 
@@ -418,7 +422,7 @@ def test_earliest_reads_all_if_the_first_process_was_stopped(first: model.Worker
     `earliest` decides as it does on all documents.
     """
     snapshot = cascade(root(), first)
-    job, _ = read(snapshot, "earliest")
+    job, _ = read_as_objects(snapshot, "earliest")
     expected = run_strategy(get_strategy("earliest"), assemble(snapshot))
     assert run_strategy(get_strategy("earliest"), job).ranks == expected.ranks
 

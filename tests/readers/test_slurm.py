@@ -207,7 +207,7 @@ ECC = make_error(
     ids=["of the program", "of the machine"],
 )
 def test_the_sealed_verdict_suffices_unless_a_machine_may_be_faulty(
-    attempt: Attempt, opened: list[str], failure: WorkerError, is_enough: bool
+    attempt: Attempt, requested_paths: list[str], failure: WorkerError, is_enough: bool
 ) -> None:
     """The sealed verdict is enough, unless the document of its root cause may prove a machine
     faulty. Without a sealed verdict, or with a damaged one, all is read.
@@ -218,14 +218,14 @@ def test_the_sealed_verdict_suffices_unless_a_machine_may_be_faulty(
     own = Judgment(conclusion.verdict, conclusion.decision)
     assert _read_judgments([attempt.uri]) == [own]
     attempt.put("error.pb", b"damaged")
-    opened.clear()
+    requested_paths.clear()
     (unsealed,) = _read_judgments([attempt.uri])
     assert (unsealed.verdict.headline, unsealed.is_sealed) == (own.verdict.headline, False)
-    assert len(opened) > len(documents)
+    assert len(requested_paths) > len(documents)
     attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
-    opened.clear()
+    requested_paths.clear()
     (judgment,) = _read_judgments([attempt.uri])
-    assert (opened == ["error.pb"]) is is_enough
+    assert (requested_paths == ["error.pb"]) is is_enough
     counts = find_judgment(attempt.reader().conclude())
     assert replace(judgment.verdict, root=counts.verdict.root) == counts.verdict
     assert (judgment.decision, judgment.is_sealed) == (counts.decision, True)

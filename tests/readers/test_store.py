@@ -36,7 +36,7 @@ def _without_waiting() -> Iterator[None]:
     stamina.set_testing(False)
 
 
-def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any:
+def run_with_store(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any:
     async def entered() -> Any:
         async with open_store(str(uri)) as store:
             return await action(store)
@@ -54,7 +54,7 @@ def test_an_unwritable_folder_is_named_and_left_empty(tmp_path: Path, name: str)
     """
     (tmp_path / "a-file").write_bytes(b"x")
     with pytest.raises(StoreError, match=rf"cannot write {tmp_path}/{name}") as caught:
-        _in(tmp_path, lambda store: store.put(name, b"x"))
+        run_with_store(tmp_path, lambda store: store.put(name, b"x"))
     assert not isinstance(caught.value, ObjectNotFoundError)
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
 
@@ -65,7 +65,7 @@ def test_a_partly_written_file_is_removed(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(StoreError, match="File too large"):
-            _in(tmp_path, lambda store: store.put("errors/a.pb", bytes(5000)))
+            run_with_store(tmp_path, lambda store: store.put("errors/a.pb", bytes(5000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((tmp_path / "errors").iterdir()) == []
@@ -80,13 +80,13 @@ def test_a_file_that_is_still_being_written_is_not_listed(
 
     def look_then_move(self: LocalFileSystem, source: str, target: str, **options: Any) -> None:
         assert source != target
-        listed = _in(tmp_path, lambda store: store.list("errors"))
+        listed = run_with_store(tmp_path, lambda store: store.list("errors"))
         seen.append([(item.name, item.size) for item in listed])
         move(self, source, target, **options)
 
     monkeypatch.setattr(LocalFileSystem, "mv", look_then_move)
-    _in(tmp_path, lambda store: store.put("errors/a.pb", b"x"))
-    _in(tmp_path, lambda store: store.put("errors/a.pb", b"xyz"))
+    run_with_store(tmp_path, lambda store: store.put("errors/a.pb", b"x"))
+    run_with_store(tmp_path, lambda store: store.put("errors/a.pb", b"xyz"))
     assert seen == [[], [("a.pb", 1)]]
 
 
@@ -110,7 +110,7 @@ def test_a_scheme_without_two_slashes_is_a_usage_error(uri: str, scheme: str) ->
 @pytest.mark.parametrize("folder", ["s3/x", "gs:x", "with:colon/x"])
 def test_a_folder_that_looks_like_a_scheme_is_local(tmp_path: Path, folder: str) -> None:
     """A local folder is one, whatever its name."""
-    _in(tmp_path / folder, lambda store: store.put("a.pb", b"x"))
+    run_with_store(tmp_path / folder, lambda store: store.put("a.pb", b"x"))
     assert (tmp_path / folder / "a.pb").read_bytes() == b"x"
 
 
@@ -138,7 +138,7 @@ def test_a_storage_that_is_not_installed_says_what_to_install(
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     with pytest.raises(UsageError, match=reason):
-        _in(uri, lambda store: store.list())
+        run_with_store(uri, lambda store: store.list())
 
 
 class _Held:
@@ -153,7 +153,7 @@ def test_a_missing_object_keeps_no_caller_alive(tmp_path: Path) -> None:
     def read() -> weakref.ref[_Held]:
         held = _Held()
         with pytest.raises(ObjectNotFoundError):
-            _in(tmp_path, lambda store: store.get("error.pb"))
+            run_with_store(tmp_path, lambda store: store.get("error.pb"))
         return weakref.ref(held)
 
     gc.collect()
@@ -247,10 +247,10 @@ def test_a_transient_error_is_retried_then_raised(
     with pytest.raises(
         StoreUnavailableError, match=rf"cannot list {tmp_path}: .*check the endpoint"
     ) as caught:
-        _in(tmp_path, lambda store: store.list())
+        run_with_store(tmp_path, lambda store: store.list())
     assert len(calls) == 3
     assert type(caught.value.__cause__) is type(error)
-    assert [item.name for item in _in(tmp_path, lambda store: store.list())] == ["a.pb"]
+    assert [item.name for item in run_with_store(tmp_path, lambda store: store.list())] == ["a.pb"]
     assert len(calls) == 6
 
 
@@ -267,7 +267,7 @@ def test_a_refused_request_is_not_retried(
     """
     calls = failing(*[error] * 9)
     with pytest.raises(kind, match=advice) as caught:
-        _in(tmp_path, lambda store: store.list())
+        run_with_store(tmp_path, lambda store: store.list())
     assert type(caught.value) is kind
     assert len(calls) == 1
 
@@ -355,10 +355,11 @@ def test_a_slow_first_answer_is_awaited_within_a_limit(
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda _protocol: Slow)
     if hangs:
         with pytest.raises(StoreUnavailableError, match="no answer within"):
-            _in("recording://bucket/out", lambda store: store.list())
+            run_with_store("recording://bucket/out", lambda store: store.list())
     else:
         assert [
-            item.name for item in _in("recording://bucket/out", lambda store: store.list())
+            item.name
+            for item in run_with_store("recording://bucket/out", lambda store: store.list())
         ] == ["a.pb"]
 
 

@@ -24,7 +24,7 @@ from firstfault.strategies import (
 from firstfault.strategies.earliest import find_clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
-from tests.readers.scenes import done, own, victim
+from tests.readers.scenes import own_fault, reported_job, victim
 
 _STOPPED = {
     "exception": None,
@@ -351,11 +351,13 @@ def test_a_headline_without_text_has_the_line_or_silent_nodes() -> None:
     of four billion the first.
     """
     frame = model.FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
-    root = own(2, message="", exception=model.ExceptionInfo("AssertionError", "", frames=(frame,)))
+    root = own_fault(
+        2, message="", exception=model.ExceptionInfo("AssertionError", "", frames=(frame,))
+    )
     headline = (
         "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
     )
-    assert evidence(done(root, victim(0))).headline == headline
+    assert evidence(reported_job(root, victim(0))).headline == headline
     for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
         places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
         verdict = evidence(
@@ -432,8 +434,10 @@ def test_a_wrong_clock_is_corrected_and_noted(wrong_s: int) -> None:
     """A node's clock is corrected by what the storage says of its uploads,
     and that it is wrong is said.
     """
-    late = own(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
-    job = done(_stored(own(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb"))
+    late = own_fault(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
+    job = reported_job(
+        _stored(own_fault(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb")
+    )
     receipts = [
         (model.Receipt(name, durable=True, fault_to_durable_ns=10_000_000),)
         for name in ("a.pb", "b.pb")
@@ -457,7 +461,7 @@ def test_documents_of_one_process_are_compared_with_their_own_times(
     """One process wrote of a moment in flight and again later:
     each document is compared with its own times.
     """
-    final = own(1)
+    final = own_fault(1)
     documents = []
     receipts = []
     assert final.timestamp_ns is not None
@@ -515,7 +519,7 @@ def test_one_pass_equals_comparing_each_with_each(
 def test_a_verdict_on_4096_ranks_takes_no_quadratic_time() -> None:
     """A verdict on 4,096 ranks, whatever order they are in, takes no quadratic time."""
     failures = [victim(rank, 40 + rank % 7, peer=rank % 200) for rank in range(4_096)]
-    failures[711] = own(711)
+    failures[711] = own_fault(711)
     job = make_job(*random.Random(1).sample(failures, len(failures)))
     began = time.thread_time()
     assert evidence(job).ranks == (711,)

@@ -22,7 +22,7 @@ from tests.storage.store_suite import StoreTests
 _BUILT_IN = ("evidence", "earliest")
 
 
-def mine(job: JobErrors) -> Verdict:
+def users_strategy(job: JobErrors) -> Verdict:
     """A strategy of a user's own."""
     return registry.build_undetermined_verdict(job, "mine")
 
@@ -30,7 +30,7 @@ def mine(job: JobErrors) -> Verdict:
 @pytest.fixture
 def registered() -> Iterator[None]:
     """A strategy of the user's own is registered for the length of a test."""
-    registry.register_strategy("mine", mine)
+    registry.register_strategy("mine", users_strategy)
     yield
     registry.unregister_strategy("mine")
 
@@ -61,7 +61,7 @@ def test_names_are_built_in_then_registered_then_installed(installed: Callable[.
     installed(theirs="a:b", mine="c:d")
     assert registry.list_strategy_names() == (*_BUILT_IN, "mine", "theirs")
     installed()
-    assert registry.get_strategy("mine") is mine
+    assert registry.get_strategy("mine") is users_strategy
     with pytest.raises(UnknownStrategyError) as caught:
         registry.get_strategy("earlyest")
     assert str(caught.value) == "unknown strategy 'earlyest'; available: evidence, earliest, mine"
@@ -70,7 +70,7 @@ def test_names_are_built_in_then_registered_then_installed(installed: Callable[.
     registry.unregister_strategy("mine")
     with pytest.raises(UnknownStrategyError):
         registry.get_strategy("mine")
-    assert registry.register_strategy("mine", mine) is mine
+    assert registry.register_strategy("mine", users_strategy) is users_strategy
 
 
 @pytest.mark.usefixtures("registered")
@@ -80,10 +80,10 @@ def test_a_name_is_registered_once() -> None:
     """
     for name in ("mine", "earliest"):
         with pytest.raises(StrategyError, match=f"'{name}' already"):
-            registry.register_strategy(name, mine)
+            registry.register_strategy(name, users_strategy)
     for name in ("", "two words", "a-b", "1st", "../x"):
         with pytest.raises(StrategyError, match="must be a word"):
-            registry.register_strategy(name, mine)
+            registry.register_strategy(name, users_strategy)
 
 
 async def _coroutine(job: JobErrors) -> Verdict:
@@ -94,7 +94,7 @@ async def _coroutine(job: JobErrors) -> Verdict:
     ("strategy", "reason"),
     [
         (17, "must be callable"),
-        (type("Object", (), {"__call__": lambda _, job: mine(job)}), "must be callable"),
+        (type("Object", (), {"__call__": lambda _, job: users_strategy(job)}), "must be callable"),
         (lambda: None, "must take one argument"),
         (lambda _job, _context: None, "must take one argument"),
         (_coroutine, "must be a plain function"),
@@ -112,7 +112,9 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
         registry.get_strategy(strategy)
 
 
-@pytest.mark.parametrize("strategy", [functools.partial(mine), lambda job, _depth=3: mine(job)])
+@pytest.mark.parametrize(
+    "strategy", [functools.partial(users_strategy), lambda job, _depth=3: users_strategy(job)]
+)
 def test_any_callable_of_one_argument_is_a_strategy(strategy: Any) -> None:
     """A partial, or a lambda with defaults, is a strategy as it is."""
     assert (

@@ -45,7 +45,7 @@ _FRAMES = (
 )
 
 
-def _usual(**root: Any) -> Report:
+def build_usual_report(**root: Any) -> Report:
     """Return the report on two nodes of two ranks: rank 3 raises, one loses it, two are stopped."""
     root = {"exception": ExceptionInfo("KeyError", "'labels'", frames=_FRAMES), **root}
     return report_conclusion(cascade(process(3, 0, **root)))
@@ -57,7 +57,7 @@ def _printed(report: Report, width: int = 80, *, verbose: bool = False, **option
     return out.getvalue()
 
 
-def _packed(text: str) -> str:
+def remove_blanks(text: str) -> str:
     return "".join(text.split())
 
 
@@ -86,7 +86,7 @@ def test_groups_beyond_the_room_are_counted() -> None:
         for rank in range(9)
     ]
     many = report_conclusion(make_job(*failures))
-    one = _usual()
+    one = build_usual_report()
     assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(many))
     assert "more groups" not in _printed(many, verbose=True)
     assert f"Why      {one.verdict.why[0]}\n" in _printed(one, 160)
@@ -122,13 +122,13 @@ def test_a_traceback_says_what_was_left_out(changes: dict[str, Any], text: str) 
     if none is ours, all of it.
     """
     exception = ExceptionInfo("OSError", "full", **{"frames": _FRAMES, **changes})
-    assert text in _printed(_usual(exception=exception), verbose=True)
+    assert text in _printed(build_usual_report(exception=exception), verbose=True)
 
 
 def test_restarts_that_were_recovered_from_are_counted() -> None:
     """Terminal, pipe and Markdown list 20 of them with -v, the page 50, and all count the rest."""
     recovered = make_error(1, node="w-0", exception="OSError", message="full", round=0)
-    one = _usual()
+    one = build_usual_report()
     report = build_report(replace(one.job, history=(recovered,) * 60), one.verdict, one.decision)
     title, line = (
         "Recovered by restarts within this attempt",
@@ -172,37 +172,39 @@ def test_a_long_message_is_cut_on_a_terminal_but_not_in_a_pipe() -> None:
     a pipe gets all.
     """
     message = "\n".join(f"line {number}" for number in range(300_000))
-    report = _usual(exception=None, exit_code=1, message=message)
+    report = build_usual_report(exception=None, exit_code=1, message=message)
     text = _printed(report, verbose=True)
     assert len(text.splitlines()) < 600
     hint = "(redirect the output to a file to see all)"
     for line in ("line 0", "line 199", "... 299600 lines left out ...", "line 299999", hint):
         assert f"\n  {line}\n" in text
     assert "\n  line 150000\n" in terminal_text(report, verbose=True)
-    text = _printed(_usual(exception=None, exit_code=1, message="x" * 1_000_000), verbose=True)
+    text = _printed(
+        build_usual_report(exception=None, exit_code=1, message="x" * 1_000_000), verbose=True
+    )
     assert len(text.splitlines()) < 200
     assert "characters left out" in text
     assert f"\n  {hint}\n" in text
-    assert "to see all" not in _printed(_usual(), verbose=True)
+    assert "to see all" not in _printed(build_usual_report(), verbose=True)
 
 
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("width", [20, 40, 49, 50, 80, 200])
 def test_no_row_is_wider_than_the_terminal(width: int, verbose: bool) -> None:
     """No row is longer than the terminal is wide, and what is folded is not lost."""
-    report = _usual(node="a-very-long-execution-name-n0-0-worker-1" * 2)
+    report = build_usual_report(node="a-very-long-execution-name-n0-0-worker-1" * 2)
     text = _printed(report, width, verbose=verbose)
     assert max(map(len, text.splitlines())) <= width
     answers = report.answers
     for said in (answers.what, answers.where, answers.code, report.followers, report.coverage):
-        assert _packed(said) in _packed(text)
+        assert remove_blanks(said) in remove_blanks(text)
 
 
 def test_a_command_can_be_copied() -> None:
     """A command is one row, or begins in the first column and has a backslash at the end of
     each row but the last.
     """
-    report = _usual(node="a-very-long-execution-name-n0-0-worker-1")
+    report = build_usual_report(node="a-very-long-execution-name-n0-0-worker-1")
     command = next(step.command for step in report.answers.steps if step.command)
     assert _printed(report, 40).count("\\\n") == 1
     for width in (40, *range(80, 96)):
@@ -211,9 +213,9 @@ def test_a_command_can_be_copied() -> None:
 
 def test_colors_do_not_change_words() -> None:
     """With color the words are the same."""
-    text = _printed(_usual(), force_terminal=True, _environ={"TERM": "xterm-256color"})
+    text = _printed(build_usual_report(), force_terminal=True, _environ={"TERM": "xterm-256color"})
     assert "\x1b[1;31mroot cause  rank 3\x1b[0m\n" in text
-    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == _printed(_usual())
+    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == _printed(build_usual_report())
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -221,7 +223,7 @@ def test_letters_missing_in_the_encoding_are_escaped(encoding: str) -> None:
     """What the terminal's encoding does not have is shown by its escape, and nothing fails."""
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding)
-    report = _usual(
+    report = build_usual_report(
         exception=ExceptionInfo("KeyError", "caf\u00e9 \U0001f525 \udc80", frames=_FRAMES)
     )
     print_report(report, Console(file=out, width=80), verbose=True)
@@ -236,7 +238,9 @@ def test_letters_missing_in_the_encoding_are_escaped(encoding: str) -> None:
 def test_markup_is_text(verbose: bool) -> None:
     """What looks like rich's markup, an emoji's name or a link is shown as it is."""
     said = "[red]x[/red] :fire: [link=http://x]y[/link] [/]"
-    report = _usual(exception=ExceptionInfo("KeyError", said, frames=_FRAMES), node="[bold]w-1")
+    report = build_usual_report(
+        exception=ExceptionInfo("KeyError", said, frames=_FRAMES), node="[bold]w-1"
+    )
     text = _printed(report, 200, verbose=verbose)
     assert said in text
     assert "[bold]w-1" in text
@@ -250,8 +254,10 @@ _BAD = {
     "nothing at all": lambda: report_conclusion(
         model.JobErrors(), verdict=model.Verdict(Scope.UNDETERMINED, *[""] * 5)
     ),
-    "code of 1 MB": lambda: _usual(exception=ExceptionInfo("KeyError", "", frames=(_LONG_LINE,))),
-    "deep code": lambda: _usual(
+    "code of 1 MB": lambda: build_usual_report(
+        exception=ExceptionInfo("KeyError", "", frames=(_LONG_LINE,))
+    ),
+    "deep code": lambda: build_usual_report(
         exception=ExceptionInfo(
             "KeyError",
             f"{_DEEP}x",
@@ -260,7 +266,7 @@ _BAD = {
         ),
         log_tail=f"{_DEEP}step",
     ),
-    "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
+    "no frames": lambda: build_usual_report(exception=ExceptionInfo("KeyError", "")),
     "an agent": lambda: report_conclusion(make_job(make_error(None, node="", exception=None))),
     "a node without a report": lambda: report_conclusion(
         make_job(
@@ -270,7 +276,7 @@ _BAD = {
             )
         )
     ),
-    "another's retryable": lambda: _usual(
+    "another's retryable": lambda: build_usual_report(
         kind=Kind.RECOVERABLE, category="a category that is not ours"
     ),
 }
@@ -285,10 +291,10 @@ def test_bad_input_is_a_useful_screen(name: str) -> None:
     line = first_line(report.verdict, report.decision)
     for width, rows in ((80, 30), (40, 60)):
         text = _printed(report, width)
-        assert _packed(text).startswith(_packed(line))
+        assert remove_blanks(text).startswith(remove_blanks(line))
         assert max(map(len, text.splitlines())) <= width
         assert len(text.splitlines()) <= rows
-        assert _packed("Retry") in text
+        assert remove_blanks("Retry") in text
     assert terminal_text(report).splitlines()[0] == line
     text = _printed(report, verbose=True)
     assert max(map(len, text.splitlines())) <= 80
@@ -299,7 +305,7 @@ def test_every_reason_and_suspect_is_a_line() -> None:
     """With -v no sentence is left out, and the message is there from its first to its last line,
     in its own letters.
     """
-    report = _usual(exception=None, exit_code=1)
+    report = build_usual_report(exception=None, exit_code=1)
     verdict = replace(
         report.verdict,
         message="caf\u00e9\n" * 5_000,
@@ -328,7 +334,7 @@ def test_a_pipe_gets_the_labels_without_color() -> None:
         "\n".join(f"{name} {at}{' long' * (35 - at)}" for at in range(50))
         for name in ("frame", "step")
     )
-    report = _usual(
+    report = build_usual_report(
         exception=None,
         exit_code=1,
         stack_dumps=(StackDump(4203, 3, own),),

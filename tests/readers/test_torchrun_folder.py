@@ -47,7 +47,7 @@ record(main)(sys.argv[1])
 """
 
 
-def _ran(folder: Path, *options: str, fault: str) -> Path:
+def run_torchrun(folder: Path, *options: str, fault: str) -> Path:
     script = folder / "train.py"
     script.write_text(_TRAINING, encoding="utf-8")
     command = [
@@ -102,7 +102,7 @@ def test_the_rank_that_raised_is_the_root_cause(show: Show, tmp_path: Path) -> N
     """The rank that raised is the root cause, with its traceback,
     its cause and its time in whole seconds.
     """
-    code, found = show(_ran(tmp_path, fault="raise"))
+    code, found = show(run_torchrun(tmp_path, fault="raise"))
     root = found["root"]
     assert code == EXIT.ROOT_CAUSE
     assert (found["verdict"]["ranks"], root["type"], root["message"]) == (
@@ -129,7 +129,7 @@ def test_a_worker_that_left_nothing_is_the_root_cause_with_low_confidence(
     """A worker that left nothing is the root cause, with low confidence,
     if the others only lost their peer.
     """
-    code, found = show(_ran(tmp_path, fault="SIGKILL"))
+    code, found = show(run_torchrun(tmp_path, fault="SIGKILL"))
     assert code == EXIT.ROOT_CAUSE
     assert found["first_line"].startswith("no error file rank 1 ")
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([1], "low")
@@ -141,7 +141,7 @@ def test_a_worker_that_left_nothing_is_the_root_cause_with_low_confidence(
 @pytest.mark.jobs
 def test_redirected_logs_add_signals_and_global_ranks(show: Show, tmp_path: Path) -> None:
     """With redirected logs a crash has its signal, and torch's prefix tells the global ranks."""
-    _, found = show(_ran(tmp_path, "-r", "3", fault="SIGSEGV"))
+    _, found = show(run_torchrun(tmp_path, "-r", "3", fault="SIGSEGV"))
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in found["root"]["log"]
     assert not [

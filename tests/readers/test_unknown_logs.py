@@ -14,12 +14,12 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.utils.toml import parse_toml
 from tests.readers.commands import Ran
-from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, box, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, add_prefix, torch_box
 
 Show: TypeAlias = Callable[..., dict[str, Any]]
-OWN = of("[rank1]: ", RAISED)
-OTHERS = of("[rank0]: ", LOST)
-FAILED = [*of("[rank0]: ", STEPS[:2]), *OWN, *OTHERS]
+OWN = add_prefix("[rank1]: ", RAISED)
+OTHERS = add_prefix("[rank0]: ", LOST)
+FAILED = [*add_prefix("[rank0]: ", STEPS[:2]), *OWN, *OTHERS]
 BARE = [line.strip() for line in RAISED]
 LOGS = parse_toml((Path(__file__).parent / "unknown_logs.toml").read_text(encoding="utf-8"))
 RANKS = ("rank 0 of 2, pid 410", "rank 1 of 2, pid 411")
@@ -66,17 +66,17 @@ EXPORTS = {
     ],
     "an array": ["[", *(json.dumps({"textPayload": line}, indent=1) + "," for line in FAILED), "]"],
     "the newest line first": as_newest_first(FAILED),
-    "a prefix in front of others": of(
-        "<east/blue> ", of("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])
+    "a prefix in front of others": add_prefix(
+        "<east/blue> ", add_prefix("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])
     ),
-    "no indentation": [*of("[rank1]: ", BARE), *OTHERS],
+    "no indentation": [*add_prefix("[rank1]: ", BARE), *OTHERS],
     "Windows paths": [line.replace("/job/", "C:\\\\job\\\\") for line in FAILED],
     "one line": [
-        *of("[rank0]: ", STEPS[:2]),
+        *add_prefix("[rank0]: ", STEPS[:2]),
         "[rank1]: " + " ".join(line.strip() for line in RAISED),
         *OTHERS,
     ],
-    "lines of pytest": [*of("E   ", RAISED), "1 failed in 3s"],
+    "lines of pytest": [*add_prefix("E   ", RAISED), "1 failed in 3s"],
     "one escaped string": [f'"error": "{chr(92)}n'.join(["", *OWN]), *OTHERS],
 }
 
@@ -119,14 +119,25 @@ def test_the_last_job_of_a_file_counts(show: Show) -> None:
     """
     other = [line.replace("ValueError: no labels", "KeyError: no key") for line in RAISED]
     for between in ([], ["(base) me@host:~/job$ CUDA_VISIBLE_DEVICES=0,1 python train.py"]):
-        found = show([*OWN, *box((1, 1)), *between, *STEPS, *of("[rank0]: ", other), *box((0, 1))])
+        found = show(
+            [
+                *OWN,
+                *torch_box((1, 1)),
+                *between,
+                *STEPS,
+                *add_prefix("[rank0]: ", other),
+                *torch_box((0, 1)),
+            ]
+        )
         assert (found["verdict"]["ranks"], found["root"]["type"]) == ([0], "KeyError")
 
 
 def test_a_kernels_log_decides_category_and_machine(show: Show) -> None:
     """The kernel's log decides the category and names the machine."""
     cuda = [
-        *of("[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]),
+        *add_prefix(
+            "[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]
+        ),
         *OTHERS,
     ]
     xid = (

@@ -34,7 +34,7 @@ from tests.waiting import until
 Watch: TypeAlias = Callable[..., tuple[int, str, str]]
 
 
-SOON = ("--interval", "0.005")
+SHORT_INTERVAL = ("--interval", "0.005")
 
 
 def node(number: int, phase: Phase = Phase.FAILED, **fields: object) -> object:
@@ -55,7 +55,7 @@ def victim() -> object:
     return make_error(0, node="w-0", group_rank=0, at_ms=20, exception="RuntimeError", message=text)
 
 
-def later() -> object:
+def later_fault() -> object:
     """Return a fault of rank 0 itself, 30 s after rank 1's."""
     return make_error(
         0,
@@ -89,7 +89,9 @@ def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
     monkeypatch.setattr("firstfault.cli._following._SEALING_S", 0.05)
 
     def watch(
-        *steps: Callable[[], object], options: tuple[str, ...] = SOON, uri: str = attempt.uri
+        *steps: Callable[[], object],
+        options: tuple[str, ...] = SHORT_INTERVAL,
+        uri: str = attempt.uri,
     ) -> tuple[int, str, str]:
         ended = threading.Event()
 
@@ -123,10 +125,10 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(
     """The first document gives an answer at once, which is not decided; a later one corrects it."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
-        lambda: attempt.write(later()),
+        lambda: attempt.write(later_fault()),
         lambda: attempt.write(root()),
         lambda: attempt.join(node(0), node(1)),
-        options=(*SOON, *options),
+        options=(*SHORT_INTERVAL, *options),
     )
     assert code == EXIT.ROOT_CAUSE
     first, second, *rest = out.splitlines()
@@ -143,7 +145,7 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(
     assert err.index("corrected by") < err.index("every node has reported")
 
 
-def _told(
+def build_live_state(
     number: int,
     begun: int,
     rate: float,
@@ -164,16 +166,16 @@ def _told(
 @pytest.mark.parametrize(
     ("nodes", "line"),
     [
-        ([_told(0, 4000, 12.5, 0.0, fewer=9)], "4,000 collectives; a second: w-0 12.5"),
+        ([build_live_state(0, 4000, 12.5, 0.0, fewer=9)], "4,000 collectives; a second: w-0 12.5"),
         (
-            [_told(0, 41, 0.0, 9.0), _told(1, 41, 0.0, 14.0, fewer=2)],
+            [build_live_state(0, 41, 0.0, 9.0), build_live_state(1, 41, 0.0, 14.0, fewer=2)],
             (
                 "41 collectives; a second: w-0 0, w-1 0; longest wait: rank 9 (w-1), 14 s; behind:"
                 " rank 8 (w-1) by 2"
             ),
         ),
         (
-            [_told(n, 7, 12.0 - n, 0.0) for n in range(9)],
+            [build_live_state(n, 7, 12.0 - n, 0.0) for n in range(9)],
             "7 collectives; 4 (w-8) to 12 (w-0) a second",
         ),
     ],
@@ -205,13 +207,16 @@ def test_live_asks_agents_and_prints_their_answers(
 
     def answer() -> None:
         until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
-        attempt.put(LIVE, json.dumps({"time": 5.0, "nodes": [_told(0, 4000, 12.5, 0.0)]}).encode())
+        attempt.put(
+            LIVE,
+            json.dumps({"time": 5.0, "nodes": [build_live_state(0, 4000, 12.5, 0.0)]}).encode(),
+        )
 
     code, _, err = watching(
         answer,
         lambda: is_read.wait(30),
         lambda: attempt.join(*ends),
-        options=(*SOON, "--live"),
+        options=(*SHORT_INTERVAL, "--live"),
     )
     assert code == EXIT.OK
     assert "4,000 collectives; a second: w-0 12.5" in err
@@ -332,14 +337,14 @@ def test_lost_requests_for_the_next_attempt_are_repeated(
     lost = _lose_requests(monkeypatch, second.uri, 2)
     first.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     second.join(node(0, Phase.SUCCEEDED, attempt=1), node(1, Phase.SUCCEEDED, attempt=1))
-    ran = run("watch", "--follow", first.uri, *SOON, "--timeout", "30")
+    ran = run("watch", "--follow", first.uri, *SHORT_INTERVAL, "--timeout", "30")
     assert (ran.code, len(lost)) == (EXIT.OK, 2)
     assert f"watching {second.uri}/" in ran.err
 
 
 def test_a_timeout_without_a_failure_exits_with_4(watching: Watch) -> None:
     """Without a failure before the timeout the exit code is 4."""
-    code, out, err = watching(options=(*SOON, "--timeout", "0.2"))
+    code, out, err = watching(options=(*SHORT_INTERVAL, "--timeout", "0.2"))
     assert (code, out) == (EXIT.TIMEOUT, "")
     assert "no failure in" in err
     assert "within 0.2 s" in err
@@ -358,7 +363,7 @@ def test_a_timeout_with_an_answer_exits_by_that_answer(
     monkeypatch.setattr(Progress, "show", last)
     attempt.write(root())
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
-    code, out, _ = watching(options=(*SOON, "--timeout", "60"))
+    code, out, _ = watching(options=(*SHORT_INTERVAL, "--timeout", "60"))
     assert code == EXIT.ROOT_CAUSE
     assert out.count("\nCause ") == 1
 
@@ -420,7 +425,7 @@ def test_follow_continues_with_the_next_attempt(
             phase = plan if isinstance(plan, Phase) else Phase.FAILED
             here.join(*(node(at, phase, attempt=number) for at in range(2)))
     found, out, err = watching(
-        uri=f"{attempt.uri}/0", options=("--follow", *SOON, "--timeout", "60")
+        uri=f"{attempt.uri}/0", options=("--follow", *SHORT_INTERVAL, "--timeout", "60")
     )
     assert (found, out.count("\nCause    ValueError: bad batch\n")) == (code, roots)
     assert [f"watching {attempt.uri}/{number}/" in err for number in range(3)] == [
@@ -438,7 +443,7 @@ def _followed(reader: MultiErrorFileOutputReader) -> list[JobErrors]:
 
 
 def test_nothing_is_opened_while_nothing_changes(
-    attempt: Attempt, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, requested_paths: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each object is read once; a listing without changes reads none."""
     listed: list[str] = []
@@ -454,8 +459,8 @@ def test_nothing_is_opened_while_nothing_changes(
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     monkeypatch.setattr(FsspecStore, "list", count)
     assert [job.settled for job in _followed(attempt.reader())] == [False, True]
-    assert len([path for path in opened if "/roster/" in path]) == 4
-    assert len([path for path in opened if "/errors/" in path]) == 2, (
+    assert len([path for path in requested_paths if "/roster/" in path]) == 4
+    assert len([path for path in requested_paths if "/errors/" in path]) == 2, (
         "the document, once for each look that was new"
     )
 

@@ -357,7 +357,7 @@ def _raised(**fields: Any) -> WorkerError:
     return make_error(exception=ExceptionInfo("E", "boom", **fields))
 
 
-def _came(**fields: Any) -> WorkerError:
+def make_collective(**fields: Any) -> WorkerError:
     return make_error(collectives=(CollectiveProgress("g", "o", 1, 1, **fields),))
 
 
@@ -403,9 +403,13 @@ _THREAD = model.ThreadFailure("t", 1, ExceptionInfo("E", ""))
             lambda read: len(read.collectives),
             50,
         ),
-        (_came(members=(1,) * 20_000), lambda read: len(read.collectives[0].members), 16_384),
         (
-            _came(last=(model.Collective(1, "o"),) * 99),
+            make_collective(members=(1,) * 20_000),
+            lambda read: len(read.collectives[0].members),
+            16_384,
+        ),
+        (
+            make_collective(last=(model.Collective(1, "o"),) * 99),
             lambda read: len(read.collectives[0].last),
             10,
         ),

@@ -14,7 +14,7 @@ from firstfault.render.html import deck_html, page
 from firstfault.render.json_report import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
-from tests.reports.conftest import keep_screenshot, page_of, until
+from tests.reports.conftest import keep_screenshot, render_scene, wait_for_condition
 from tests.reports.every_field import fill_report
 from tests.reports.scenes import (
     CATEGORY_SCENES,
@@ -59,7 +59,9 @@ def test_five_answers_are_seen_without_scrolling(
     """All five answers are completely visible in the first 880 x 720 pixels."""
     names = [*SCOPE_SCENES, *(CATEGORY_SCENES if scripts else ()), "long-names"]
     found = {
-        name: open_page(page_of(name), scripts=scripts).evaluate(_NOT_WHOLE, list(_answers(name)))
+        name: open_page(render_scene(name), scripts=scripts).evaluate(
+            _NOT_WHOLE, list(_answers(name))
+        )
         for name in names
     }
     assert found == {name: [] for name in names}
@@ -70,7 +72,8 @@ def test_answers_of_hard_scenes_begin_in_the_window(open_page: Callable[..., Pag
     top = "document.querySelector(name).getBoundingClientRect().top"
     below = f"names => names.filter(name => {top} + 40 >= innerHeight)"
     found = {
-        name: open_page(page_of(name)).evaluate(below, list(_answers(name))) for name in HARD_SCENES
+        name: open_page(render_scene(name)).evaluate(below, list(_answers(name)))
+        for name in HARD_SCENES
     }
     assert found == {name: [] for name in HARD_SCENES}
 
@@ -95,7 +98,7 @@ def test_axe_finds_nothing(name: str, way: str, open_page: Callable[..., Page]) 
     """The page has no violation of WCAG 2.2 AA or of best practices that axe finds;
     a screenshot is kept.
     """
-    opened = open_page(page_of(name), **_WAYS[way])
+    opened = open_page(render_scene(name), **_WAYS[way])
     keep_screenshot(opened, f"{name}-{way}")
     found = Axe().run(opened).response["violations"]
     assert [
@@ -119,7 +122,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
     """Tab reaches tools, links, folded parts and the grid; arrows move in the grid; Enter opens;
     focus is visible.
     """
-    opened = open_page(page_of("rank"))
+    opened = open_page(render_scene("rank"))
     _tab_to(opened, "#ff-copy")
     outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
@@ -151,7 +154,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
 def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[..., Page]) -> None:
     """A number after a sentence of the evidence links to its document, which has its address."""
     report = PAGE_SCENES[name]()
-    opened = open_page(page_of(name))
+    opened = open_page(render_scene(name))
     links = opened.locator("#ff-evidence + ol li").first.locator("a")
     assert links.count() >= 1
     links.first.click()
@@ -167,14 +170,16 @@ def test_copies_and_downloads_have_the_markdown_command_and_json(
     the download is firstfault.verdict/v1.
     """
     report = PAGE_SCENES["rank"]()
-    opened = open_page(page_of("rank"))
+    opened = open_page(render_scene("rank"))
     opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened.click("#ff-copy")
-    until(opened, "document.querySelector('#ff-said').textContent === 'copied'")
+    wait_for_condition(opened, "document.querySelector('#ff-said').textContent === 'copied'")
     assert opened.evaluate("navigator.clipboard.readText()") == markdown(report)
     opened.locator(".ff-copy-one").first.click()
     command = report.answers.steps[1].command
-    until(opened, f"navigator.clipboard.readText().then(text => text === {json.dumps(command)})")
+    wait_for_condition(
+        opened, f"navigator.clipboard.readText().then(text => text === {json.dumps(command)})"
+    )
     with opened.expect_download() as waiting:
         opened.click("#ff-download")
     assert waiting.value.suggested_filename == "firstfault.json"
@@ -186,7 +191,7 @@ def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
     """Without scripts the answers, ranks, errors and evidence are shown,
     and elements that need scripts are hidden.
     """
-    opened = open_page(page_of("rank"), scripts=False)
+    opened = open_page(render_scene("rank"), scripts=False)
     assert opened.locator("h1").inner_text() == "ValueError: batch 17 has 3 columns, expected 4"
     assert opened.locator("#ff-grid .ff-cell").count() == 4
     assert opened.locator("#ff-group-table tbody tr").count() == 3
@@ -200,7 +205,7 @@ def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
 
 def test_a_page_of_10000_ranks_is_small_and_filterable(open_page: Callable[..., Page]) -> None:
     """The file is small, pages have 100 ranks, and filters find one rank among all."""
-    text = page_of("ten-thousand-ranks")
+    text = render_scene("ten-thousand-ranks")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
     cells = opened.locator(".ff-cell")
@@ -228,8 +233,8 @@ def test_a_page_of_10000_ranks_is_shown_and_filtered_at_once(
     open_page: Callable[..., Page],
 ) -> None:
     """The page is shown at once, and a filter takes less than a second."""
-    opened = open_page(page_of("ten-thousand-ranks"))
-    until(opened, "performance.getEntriesByName('first-contentful-paint').length")
+    opened = open_page(render_scene("ten-thousand-ranks"))
+    wait_for_condition(opened, "performance.getEntriesByName('first-contentful-paint').length")
     painted = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert painted < _AT_ONCE_MS
     began = time.monotonic()
@@ -240,7 +245,7 @@ def test_a_page_of_10000_ranks_is_shown_and_filtered_at_once(
 
 def test_groups_of_10000_messages_are_paged_in_a_small_file(open_page: Callable[..., Page]) -> None:
     """If each rank is its own group, the groups are paged too, and the file is small."""
-    text = page_of("ten-thousand-messages")
+    text = render_scene("ten-thousand-messages")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
     rows = opened.locator("#ff-group-table tbody tr")
@@ -281,7 +286,7 @@ def test_no_characters_make_a_large_file(text: str, one_fault: bool) -> None:
 def test_the_grid_opens_at_a_lost_node(open_page: Callable[..., Page]) -> None:
     """If a node is the root cause, the grid opens at its ranks, and Tab leads to them."""
     for scripts in (True, False):
-        opened = open_page(page_of("lost-node"), scripts=scripts)
+        opened = open_page(render_scene("lost-node"), scripts=scripts)
         assert (
             opened.locator("#ff-grid tr", has_text="worker-37")
             .locator(".ff-cell")
@@ -293,7 +298,10 @@ def test_the_grid_opens_at_a_lost_node(open_page: Callable[..., Page]) -> None:
             in opened.locator(".ff-legend").first.inner_text()
         )
     assert (
-        open_page(page_of("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0]
+        open_page(render_scene("lost-node"))
+        .locator(".ff-cell[tabindex='0']")
+        .inner_text()
+        .split()[0]
         == "296"
     )
 
@@ -305,7 +313,7 @@ def test_the_line_about_a_rank_is_seen_where_the_rank_is_chosen(
     """The line about a rank is above the grid from the start, stays in the window,
     and covers no cell in focus.
     """
-    opened = open_page(page_of("64x8"), width=_WIDTH // 2, height=height)
+    opened = open_page(render_scene("64x8"), width=_WIDTH // 2, height=height)
     detail = opened.locator("#ff-detail")
     assert detail.inner_text() == "Choose a rank (arrow keys, Enter) to see what happened to it."
     assert detail.evaluate("part => getComputedStyle(part).backgroundColor") == "rgb(244, 245, 247)"
@@ -350,7 +358,7 @@ def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> No
     """Usual spellings of ranges are understood; other text is reported as no range,
     and hides no rank.
     """
-    opened = open_page(page_of("64x8"))
+    opened = open_page(render_scene("64x8"))
     said = opened.locator("#ff-count")
     field = opened.locator("[name=ranks]")
     for text, count in _RANGES.items():
@@ -368,7 +376,7 @@ def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
     """A full or short node name selects that node; other text matches any part;
     all names are offered.
     """
-    opened = open_page(page_of("64x8"))
+    opened = open_page(render_scene("64x8"))
     said = opened.locator("#ff-count")
     for text, count in {
         "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-3": 8,
@@ -386,13 +394,15 @@ def test_filters_are_cleared_and_restored(open_page: Callable[..., Page]) -> Non
     """Clearing a filter equals "Show all", and values that a browser restores
     after Back are applied.
     """
-    opened = open_page(page_of("64x8"))
+    opened = open_page(render_scene("64x8"))
     first = opened.locator(".ff-cell").first
     for clear in (lambda: opened.fill("[name=ranks]", ""), lambda: opened.click("[type=reset]")):
         opened.fill("[name=ranks]", "0-200")
         assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
         clear()
-        until(opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'")
+        wait_for_condition(
+            opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'"
+        )
         assert first.inner_text().split()[0] == "200"
     assert opened.locator(".ff-filter").get_attribute("autocomplete") == "off"
     opened.evaluate(
@@ -406,7 +416,7 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     """On the last page the button keeps the focus and is marked as disabled;
     ranks are counted as they are named.
     """
-    opened = open_page(page_of("64x8"))
+    opened = open_page(render_scene("64x8"))
     button = opened.locator(".ff-pages [data-to='1']")
     shown = opened.locator("#ff-shown")
     assert shown.inner_text() == "ranks 200 to 299; 100 of 512"
@@ -428,7 +438,7 @@ def test_links_leave_back_and_ctrl_click_to_the_browser(open_page: Callable[...,
     """Back returns to the last position, Ctrl-click opens a tab,
     and a document links to its evidence.
     """
-    opened = open_page(page_of("64x8"))
+    opened = open_page(render_scene("64x8"))
     source = opened.locator(".ff-source").first
     source.scroll_into_view_if_needed()
     before = opened.evaluate("scrollY")
@@ -438,7 +448,7 @@ def test_links_leave_back_and_ctrl_click_to_the_browser(open_page: Callable[...,
         "ff-doc-1",
     ]
     opened.go_back()
-    until(opened, f"!location.hash && Math.abs(scrollY - {before}) < 2")
+    wait_for_condition(opened, f"!location.hash && Math.abs(scrollY - {before}) < 2")
     with opened.context.expect_page() as tab:
         source.click(modifiers=["Control"])
     tab.value.close()
@@ -453,7 +463,7 @@ def test_links_leave_back_and_ctrl_click_to_the_browser(open_page: Callable[...,
 
 def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
     """Ranks have enough width, and all are shown without scripts."""
-    opened = open_page(page_of("64x8"), scripts=False)
+    opened = open_page(render_scene("64x8"), scripts=False)
     box = opened.locator("#ff-group-table td:nth-child(4)", has_text="more").first.bounding_box()
     assert box["width"] >= 180
     assert "listed with all their ranks" in opened.locator("noscript").first.inner_text()
@@ -465,7 +475,7 @@ def test_print_shows_the_filter_and_open_folds(open_page: Callable[..., Page]) -
     """In print the filter and the range are shown, folds are open without scripts,
     and the drawing is whole.
     """
-    opened = open_page(page_of("64x8"))
+    opened = open_page(render_scene("64x8"))
     opened.fill("[name=ranks]", "0-200")
     opened.select_option("[name=state]", "victim")
     opened.emulate_media(media="print")
@@ -474,7 +484,7 @@ def test_print_shows_the_filter_and_open_folds(open_page: Callable[..., Page]) -
         opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 134 of 512 ranks."
     )
     assert not opened.locator("#ff-detail").is_visible()
-    plain = open_page(page_of("64x8"), scripts=False, width=400)
+    plain = open_page(render_scene("64x8"), scripts=False, width=400)
     plain.emulate_media(media="print")
     folded = (
         "[...document.querySelectorAll('details:not([open]) > :not(summary)')].map(part =>"
@@ -493,7 +503,7 @@ def test_long_names_never_scroll_the_page_sideways(
     name: str, width: int, open_page: Callable[..., Page]
 ) -> None:
     """A page with long host names scrolls only vertically."""
-    opened = open_page(page_of(name), width=width)
+    opened = open_page(render_scene(name), width=width)
     opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     opened.locator(".ff-cell").first.click()
     assert opened.evaluate("document.documentElement.scrollWidth") <= width

@@ -13,7 +13,7 @@ from firstfault.model import ExceptionInfo, FrameInfo, Outcome
 from firstfault.render.html import page, source_lines
 from firstfault.report.data import AttemptSummary
 from firstfault.testing import make_error, make_job
-from tests.reports.conftest import page_of
+from tests.reports.conftest import render_scene
 from tests.reports.scenes import PAGE_SCENES, report_conclusion
 
 _PARTS = {
@@ -48,7 +48,7 @@ def test_parts_are_in_the_order_of_questions(name: str, open_page: Callable[...,
     """The cause comes before the cascade, a hang's stack before its message;
     what few people need is folded.
     """
-    opened = open_page(page_of(name))
+    opened = open_page(render_scene(name))
     found = opened.evaluate(
         "[...document.querySelectorAll('h2')].map(heading => heading.id.slice(3))"
     )
@@ -66,7 +66,7 @@ def test_parts_are_in_the_order_of_questions(name: str, open_page: Callable[...,
 @pytest.mark.parametrize("name", ["rank", "hang", "host_oom", "external"])
 def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[..., Page]) -> None:
     """Nanoseconds, process ids, boot ids and names of documents are seen in folded parts only."""
-    opened = open_page(page_of(name))
+    opened = open_page(render_scene(name))
     report = PAGE_SCENES[name]()
     raw = opened.locator("details.ff-part").last
     opened.evaluate(
@@ -82,7 +82,7 @@ def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[...,
 
 def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
     """The innermost own frame is open with its lines and a link; the marked part is underlined."""
-    opened = open_page(page_of("rank"))
+    opened = open_page(render_scene("rank"))
     frames = opened.locator("details.ff-own")
     assert [frame.get_attribute("open") is not None for frame in frames.all()] == [
         False,
@@ -146,7 +146,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     """Each attempt has a tab with its outcome and what changed; arrow keys move;
     an attempt that succeeded is green.
     """
-    opened = open_page(page_of("three-attempts"))
+    opened = open_page(render_scene("three-attempts"))
     tabs = opened.locator("[role=tab]")
     assert [tab.inner_text() for tab in tabs.all()] == [
         "attempt 0: user_code",
@@ -160,7 +160,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     assert [panel.is_visible() for panel in panels.all()] == [False, False, True]
     assert opened.evaluate("document.activeElement.id") == "ff-tab-2"
     assert "attempt 0 to 2:" in panels.last.inner_text()
-    plain = open_page(page_of("three-attempts"), scripts=False)
+    plain = open_page(render_scene("three-attempts"), scripts=False)
     assert [panel.is_visible() for panel in plain.locator(".ff-attempt").all()] == [True] * 3
     report = PAGE_SCENES["three-attempts"]()
     saved = replace(report, attempts=(*report.attempts[:2], AttemptSummary(2, Outcome.SUCCEEDED)))
@@ -177,14 +177,14 @@ def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
     grown = open_page(page(report_conclusion(make_job(error))))
     grown.fill("#ff-search", "shard 3")
     assert grown.locator("#ff-found button").count() >= 1
-    opened = open_page(page_of("a-thousand-messages"))
+    opened = open_page(render_scene("a-thousand-messages"))
     opened.fill("#ff-search", "Error00")
     assert opened.locator("#ff-hits").inner_text().endswith("places, the first 50 are listed")
     assert opened.locator("#ff-found button").count() == 50
     opened.fill("#ff-search", "Error00876")
     opened.locator("#ff-found button").first.click()
     assert opened.evaluate("document.activeElement.id") == "ff-group-877"
-    attempts = open_page(page_of("three-attempts"))
+    attempts = open_page(render_scene("three-attempts"))
     attempts.fill("#ff-search", "access denied")
     attempts.locator("#ff-found button").first.click()
     assert attempts.locator("#ff-attempt-1").is_visible()
@@ -194,7 +194,7 @@ def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> 
     """A text is found in errors, frames and stacks, also in folded ones;
     a hit opens what it is in.
     """
-    opened = open_page(page_of("hang"))
+    opened = open_page(render_scene("hang"))
     opened.fill("#ff-search", "ALL_reduce")
     assert opened.locator("#ff-hits").inner_text().endswith("places")
     hits = opened.locator("#ff-found button")
@@ -213,7 +213,7 @@ def test_a_map_of_many_nodes(open_page: Callable[..., Page]) -> None:
     """Each of 125 pods has a cell with the worst state of its ranks;
     a click shows its ranks alone.
     """
-    opened = open_page(page_of("a-thousand-ranks"))
+    opened = open_page(render_scene("a-thousand-ranks"))
     map_ = opened.locator("#ff-map")
     drawn = map_.evaluate(
         "map => [...map.querySelectorAll('path')].map(path => path.getAttribute('d')).join('')"
@@ -227,4 +227,4 @@ def test_a_map_of_many_nodes(open_page: Callable[..., Page]) -> None:
     assert opened.locator("[name=node]").input_value() == "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-54"
     assert opened.locator(".ff-cell").count() == 8
     assert opened.locator(".ff-cell.ff-is-root").inner_text().split() == ["432", "root", "cause"]
-    assert open_page(page_of("rank")).locator("#ff-map").count() == 0
+    assert open_page(render_scene("rank")).locator("#ff-map").count() == 0

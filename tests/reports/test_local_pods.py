@@ -6,11 +6,11 @@ from firstfault.conclude import conclude
 from firstfault.report import Report
 from firstfault.report.data import report_conclusion
 from firstfault.testing import make_job
-from tests.readers.scenes import agent
+from tests.readers.scenes import agent_failure
 
 
 def _report(host: str, namespace: str = "") -> Report:
-    failure = agent(1, "preemption", message="the agent was terminated")
+    failure = agent_failure(1, "preemption", message="the agent was terminated")
     place = replace(failure.place, host=host, namespace=namespace)
     return report_conclusion(conclude(make_job(replace(failure, place=place))), uri="")
 

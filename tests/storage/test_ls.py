@@ -69,7 +69,7 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
     }
 
 
-def _resealed(
+def change_seal(
     error: WorkerError, change: Callable[[dict[str, Any]], None], **fields: Any
 ) -> dict[str, bytes]:
     """Return the files of `_sealed` with a changed verdict, and with other fields of the seal."""
@@ -225,7 +225,7 @@ def test_a_seal_with_an_impossible_count_is_not_used(tmp_path: Path, count: int)
     def change(verdict: dict[str, Any]) -> None:
         verdict["victims"]["count"] = count
 
-    _put(str(tmp_path / "a" / "0"), _resealed(_error(), change))
+    _put(str(tmp_path / "a" / "0"), change_seal(_error(), change))
     _put(str(tmp_path / "b" / "0"), _sealed(_error()))
     attempts, _ = failed_attempts(str(tmp_path))
     assert [(attempt.line, attempt.ranks) for attempt in attempts] == [(_LINE, 2)] * 2
@@ -404,7 +404,7 @@ def test_hostile_names_stay_within_their_line(tmp_path: Path, run: Callable[...,
     def change(verdict: dict[str, Any]) -> None:
         verdict["category"] = "\x1b[31mnetwork\n2026 no attempt"
 
-    _put(str(tmp_path / "a\nb" / "0"), _resealed(_error(), change))
+    _put(str(tmp_path / "a\nb" / "0"), change_seal(_error(), change))
     (line,) = run("ls", str(tmp_path), "--group", "category").out.splitlines()
     assert "  network  last " in line
     (line,) = run("ls", str(tmp_path)).out.splitlines()

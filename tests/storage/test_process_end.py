@@ -57,7 +57,7 @@ _STATUS = {"PermanentRedirect": 301, "AuthorizationHeaderMalformed": 400}
 
 
 @pytest.fixture
-def _nowhere(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def remove_credentials(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing on this machine give credentials."""
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
@@ -66,7 +66,7 @@ def _nowhere(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(params=_STATUS)
-def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+def other_region(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a server that answers as S3 does for a bucket of another region; return its URL."""
     code = request.param
 
@@ -100,10 +100,10 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("_nowhere")
 def test_a_bucket_of_another_region_is_one_line_with_that_region(
-    run: Callable[..., Ran], elsewhere: str, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Ran], other_region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the region to set."""
-    for name, value in {**_KEYS, "AWS_ENDPOINT_URL": elsewhere}.items():
+    for name, value in {**_KEYS, "AWS_ENDPOINT_URL": other_region}.items():
         monkeypatch.setenv(name, value)
     ran = run("show", f"s3://{_ATTEMPT}")
     (line,) = (ran.out + ran.err).splitlines()

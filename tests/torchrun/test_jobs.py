@@ -23,7 +23,9 @@ pytestmark = pytest.mark.jobs
 FAULTY = str(Path(__file__).parent / "faulty.py")
 
 
-def _of_two(fault: str, rendezvous: str = "c10d", folder: str = "own", **inputs: object) -> Case:
+def case_of_two_ranks(
+    fault: str, rendezvous: str = "c10d", folder: str = "own", **inputs: object
+) -> Case:
     """Return a case of the second of two nodes with a rank each."""
     return Case(fault, 1, per_node=1, inputs=inputs, way=Way("forked", rendezvous, folder))
 
@@ -32,14 +34,14 @@ FORKED = Way("forked")
 ONE_EACH = ("--nproc-per-node=1",)
 CASCADES = [
     (
-        _of_two("raise", "static", "common", early=True),
+        case_of_two_ranks("raise", "static", "common", early=True),
         "ValueError, rank 1 on host-1: the batch has no labels",
     ),
-    (_of_two("SIGKILL", "file"), "SIGKILL, rank 1 on host-1: "),
-    (_of_two("sys.exit-3", folder="common"), "SystemExit, rank 1 on host-1: "),
-    (_of_two("hang", "static"), "hang, rank 1 on host-1: "),
+    (case_of_two_ranks("SIGKILL", "file"), "SIGKILL, rank 1 on host-1: "),
+    (case_of_two_ranks("sys.exit-3", folder="common"), "SystemExit, rank 1 on host-1: "),
+    (case_of_two_ranks("hang", "static"), "hang, rank 1 on host-1: "),
     (Case("all-ranks", 1, per_node=1, scope="ranks", way=Way("variable")), "ValueError, "),
-    (replace(_of_two("recoverable", rounds=1), task="restarted", scope="none"), ""),
+    (replace(case_of_two_ranks("recoverable", rounds=1), task="restarted", scope="none"), ""),
 ]
 """Cases, and how both nodes' lines begin; empty: a restart, and then success."""
 AT_ONCE = 2
@@ -90,7 +92,7 @@ def test_a_rank_that_leaves_its_group_early_is_the_root_cause(tmp_path: Path) ->
     is the root cause.
     """
     job = run_job(tmp_path, [FAULTY, "leave"], FORKED, options=ONE_EACH)
-    assert job.complaints() == []
+    assert job.find_problems() == []
     assert job.nodes[0].headline.startswith("ended early, rank 1 on host-1: ")
 
 
@@ -102,7 +104,7 @@ def test_peers_report_a_node_that_cannot_start_its_workers(tmp_path: Path) -> No
         FORKED,
         environments={1: {"PATH": str(tmp_path)}},
     )
-    assert job.complaints() == []
+    assert job.find_problems() == []
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
     assert "because the agent of host-1 failed: FileNotFoundError" in job.nodes[0].err
 
@@ -131,7 +133,7 @@ def test_peers_report_a_killed_agent_even_if_it_hosted_the_store(lost: int, tmp_
     impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
     words = ["--no-python", sys.executable, "-c", KILLS, str(lost)]
     job = run_job(tmp_path, words, FORKED, options=ONE_EACH, environments=impatient)
-    assert job.complaints(killed=1) == []
+    assert job.find_problems(killed=1) == []
     (alive,) = job.alive
     assert alive is job.nodes[1 - lost]
     assert "firstfault: failed" not in alive.err

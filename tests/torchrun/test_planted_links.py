@@ -50,14 +50,14 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
-def untouched(home: Path) -> bool:
+def is_unchanged(home: Path) -> bool:
     """Whether the victim's folder is as before."""
     return [path.name for path in home.iterdir()] == ["profile"] and (
         home / "profile"
     ).read_text() == PROFILE
 
 
-def choose(name: str = "job") -> Path:
+def choose_folder(name: str = "job") -> Path:
     """Return the folder that an agent chooses; its lock is released."""
     chosen = chosen_folder(read_job_names(name, {}), None)
     os.close(chosen.mark or 0)
@@ -82,8 +82,8 @@ def test_no_planted_link_in_the_folder_of_runs_is_followed(
         root / at, home if at != f"job/{RUN_MARK}" and plant == "link" else home / "profile"
     )
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
-    folder = choose()
-    assert untouched(home)
+    folder = choose_folder()
+    assert is_unchanged(home)
     assert folder.is_dir()
     assert (folder.parent / RUN_MARK).is_file()
     assert shared in folder.parents or (root in folder.parents and folder != root / "job" / "0")
@@ -97,8 +97,8 @@ def test_a_planted_gitignore_creates_no_file(
     monkeypatch.chdir(shared)
     (shared / ".firstfault").mkdir()
     (shared / ".firstfault" / ".gitignore").symlink_to(home / "new")
-    assert choose() == shared / ".firstfault" / "torchrun" / "job" / "0"
-    assert untouched(home)
+    assert choose_folder() == shared / ".firstfault" / "torchrun" / "job" / "0"
+    assert is_unchanged(home)
 
 
 def test_a_users_own_link_to_the_folder_is_followed(
@@ -108,7 +108,7 @@ def test_a_users_own_link_to_the_folder_is_followed(
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".firstfault").symlink_to(home)
-    assert choose() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
     assert (home / "torchrun" / "job" / RUN_MARK).read_text()
     assert (home / ".gitignore").read_text() == "*\n"
 
@@ -134,9 +134,9 @@ def test_a_taken_private_folder_is_replaced_by_another(
     old.mkdir(parents=True)
     (old / RUN_MARK).symlink_to(home / "profile")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(home / "profile" / "no folder"))
-    folder = choose()
+    folder = choose_folder()
     private = folder.parents[2]
-    assert untouched(home)
+    assert is_unchanged(home)
     assert private.parent == shared
     assert private != taken
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
@@ -156,10 +156,10 @@ def test_a_job_records_without_a_folder_for_temporary_files(
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(tmp_path))
-    assert choose() == tmp_path / "job" / "0"
+    assert choose_folder() == tmp_path / "job" / "0"
     monkeypatch.delenv("FIRSTFAULT_FOLDER")
     monkeypatch.chdir(tmp_path)
-    assert choose() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
     assert CliRunner().invoke(group, ["prune"], standalone_mode=False).return_value == EXIT.OK
 
 
@@ -172,7 +172,7 @@ def test_prune_ignores_a_mark_that_is_a_pipe(home: Path, shared: Path) -> None:
     pruned = CliRunner().invoke(group, ["prune", str(shared), "--keep", "0"], standalone_mode=False)
     assert pruned.return_value == EXIT.OK
     assert (shared / "job").exists()
-    assert untouched(home)
+    assert is_unchanged(home)
 
 
 # --- with real users: only root can be several ----------------------------------------------------

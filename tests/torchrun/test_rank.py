@@ -37,7 +37,7 @@ def _environment(**variables: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in NONE_SET} | variables
 
 
-def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) -> list[int]:
+def run_two_ranks(command: Sequence[str], names: tuple[str, str, str], folder: Path) -> list[int]:
     """Start two ranks as a launcher does; return their exit codes.
 
     Slurm has one on each of two hosts, and terminates the other, as ``srun --kill-on-bad-exit``
@@ -75,7 +75,7 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) ->
     return [rank.wait() for rank in ranks]
 
 
-def settled(prefix: Prefix, count: int) -> None:
+def await_last_roster_entries(prefix: Prefix, count: int) -> None:
     """Wait until so many ranks have a last roster entry: their recorders outlive them."""
     until(
         lambda: sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) >= count,
@@ -97,10 +97,10 @@ def test_the_failed_rank_is_named_whatever_the_launcher_does(
 ) -> None:
     """The rank that failed is named, whether or not the launcher terminates the others."""
     way = [*RECORD, TRAINING, fault] if names is SLURM else [TRAINING, fault, "import"]
-    codes = _ended(way, names, tmp_path)
+    codes = run_two_ranks(way, names, tmp_path)
     assert 0 not in codes
     prefix = Prefix(tmp_path / "4711.2" / "1" if names is SLURM else tmp_path / "0")
-    settled(prefix, SIZE)
+    await_last_roster_entries(prefix, SIZE)
     verdict = MultiErrorFileOutputReader(prefix.uri).verdict()
     assert verdict.ranks == (1,)
     assert verdict.headline.startswith(headline)
@@ -153,7 +153,7 @@ def test_a_rank_without_stacks_was_killed_and_others_name_their_signal(tmp_path:
     ]
     assert [rank.wait(LONGEST_S) for rank in ranks] == [-9, -6, -15, 1, 1, 7, 0]
     prefix = Prefix(tmp_path / "0")
-    settled(prefix, len(ENDS))
+    await_last_roster_entries(prefix, len(ENDS))
     found = {failure.rank: failure for failure in prefix.failures()}
     phases = {
         entry.ranks: entry.phase for entry in prefix.roster() if entry.phase is not Phase.JOINED

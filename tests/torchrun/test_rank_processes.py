@@ -17,7 +17,7 @@ from firstfault.slurm_pointer import find_pointers
 from firstfault_start import identify, is_ancestor
 from tests.prefix import Prefix
 from tests.processes import running_of
-from tests.torchrun.test_rank import LONGEST_S, _environment, settled
+from tests.torchrun.test_rank import LONGEST_S, _environment, await_last_roster_entries
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -230,12 +230,12 @@ def test_a_job_that_a_rank_submits_is_not_part_of_it(
     with os.fdopen(reading) as errors:
         assert "ValueError: 7" in errors.read()  # until the submitted job has ended
     first = Prefix(tmp_path / "first" / "0")
-    settled(first, 1)
+    await_last_roster_entries(first, 1)
     assert first.failures() == []
     if not asks:
         assert not submitted.exists()
     else:
-        settled(Prefix(submitted / "0"), 1)
+        await_last_roster_entries(Prefix(submitted / "0"), 1)
         (failure,) = Prefix(submitted / "0").failures()
         assert failure.exception.message == "7"
 

@@ -12,7 +12,7 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from lab.cascades.cases import Way
-from tests.torchrun.nodes import LONGEST_S, run_job
+from tests.torchrun.nodes import JOB_TIMEOUT_S, run_job
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ except OSError:
 """
 
 
-def _on(
+def run_on_bad_folder(
     kind: str,
     tmp_path: Path,
     *command: str,
@@ -67,7 +67,7 @@ def _on(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=LONGEST_S,
+        timeout=JOB_TIMEOUT_S,
         check=False,
     )
     if ended.returncode == 77 or "unshare" in ended.stderr:
@@ -93,7 +93,7 @@ def test_a_node_that_cannot_write_the_folder_records_in_another(
     """A node that cannot write the folder records in one for temporary files,
     and one line says so.
     """
-    ended = _on(kind, tmp_path, "-c", CHOOSE)
+    ended = run_on_bad_folder(kind, tmp_path, "-c", CHOOSE)
     # its user is root in its own namespace
     other = tmp_path / "tmp" / ".firstfault-0" / "torchrun" / "job" / "0"
     assert ended.stdout == f"{other}\n"
@@ -107,7 +107,7 @@ def test_a_node_that_cannot_write_the_folder_records_in_another(
 @pytest.mark.jobs
 def test_a_job_succeeds_on_a_mount_that_never_answers(tmp_path: Path) -> None:
     """A job that succeeds does so on a mount that answers nothing."""
-    ended = _on("dead", tmp_path, *_torchrun(SUCCEEDS))
+    ended = run_on_bad_folder("dead", tmp_path, *_torchrun(SUCCEEDS))
     assert (ended.returncode, ended.stdout) == (0, "trained\ntrained\n")
     assert re.fullmatch(
         r".* did not answer within 5 s; this node's documents are in .*\n", ended.stderr
@@ -119,7 +119,7 @@ def test_a_job_that_fills_its_folder_still_has_a_verdict(tmp_path: Path) -> None
     """A job that fills its folder fails with its verdict,
     and its documents are shown from another folder.
     """
-    ended = _on("small", tmp_path, *_torchrun(FILLS))
+    ended = run_on_bad_folder("small", tmp_path, *_torchrun(FILLS))
     assert ended.returncode == 1
     assert "firstfault: ValueError, rank" in ended.stderr
     stored, more = ended.stderr.splitlines()[-2:]
@@ -146,7 +146,7 @@ def test_a_job_records_although_no_other_folder_is_writable(tmp_path: Path) -> N
     ]
     program = "raise ValueError('batch 7 has no labels')"
     given = {"FIRSTFAULT_FOLDER": "/mnt", "TMPDIR": ""}
-    ended = _on(
+    ended = run_on_bad_folder(
         "no-temporary",
         tmp_path,
         *words,
