@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import LOST_KEY, Election
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Election
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
@@ -99,8 +99,6 @@ class Agent:
         self._draw = random.Random(f"{seed}/agent/{rank}")
         self._election = world.election(rank, world.nodes)
         self._own_conclusion = b""
-        self._is_successor = False
-        """Whether an earlier leader may have published."""
         self._is_store_lost = False
         self._using = self._connect()
         self._waiting = self._connect()
@@ -175,6 +173,7 @@ class Agent:
             return
         self.is_terminated = True
         self.note("is told to end")
+        self._using.ask(Append(LEAVING_KEY, b"%d " % self.rank), lambda _: None)
         if self.state is State.RUNNING:
             self._notify(TERMINATED_STOP_SECONDS)
             self._stop(TERMINATED_STOP_SECONDS, "is told to end")
@@ -245,9 +244,7 @@ class Agent:
             case Lead():
                 self._conclude(instruction)
             case Publish(is_allowed):
-                if is_allowed and self._is_successor:
-                    self._read(self._publish_unless_found)
-                elif is_allowed:
+                if is_allowed:
                     self._publish(self._own_conclusion)
             case Adopt(verdict):
                 self._exit(verdict)
@@ -322,8 +319,6 @@ class Agent:
         fails = self._draw.random() < _SHARE_OF_FAILED_CONCLUSIONS
         document = build_verdict(self.rank, sorted(leading.arrived), sorted(leading.lost))
 
-        self._is_successor = leading.is_successor
-
         def end() -> None:
             if fails:
                 self._feed(ConclusionFailed())
@@ -333,38 +328,37 @@ class Agent:
 
         self.after(self._draw_conclusion(), end)
 
-    def _publish_unless_found(self, found: bytes | None) -> None:
-        if found:
-            self._feed(Published(found))
-        else:
-            self._publish(self._own_conclusion)
-
     def _publish(self, document: bytes) -> None:
-        def end(counts: bytes | None) -> None:
-            if counts is None and self._world.storage.creates_once:
-                # it may have landed, or another one's: what is there counts
-                self._read(lambda found: self._feed(Published(found or document)))
-            else:
-                # without an answer it is this agent's, and each node tries to upload it
-                self._feed(Published(counts or document))
+        self._write(document, lambda counts: self._feed(Published(counts)))
 
-        self._write(document, end)
-
-    def _write(self, document: bytes, answer: Callable[[bytes | None], None]) -> None:
+    def _write(self, document: bytes, answer: Callable[[bytes], None]) -> None:
+        """Upload a verdict; answer with the one that counts."""
         seconds = (
             time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
             if self.is_terminated
-            else time_limits.UPLOAD_DEADLINE_SECONDS
+            else time_limits.PUBLISH_TIMEOUT_SECONDS
         )
+
+        def end(counts: bytes | None) -> None:
+            if counts is None:
+                # without an answer it may have landed, or another one's: what is there counts
+                self._read(lambda found: answer(found or document))
+            else:
+                answer(counts)
+
         self._world.storage.write(
-            self.rank, document, float(seconds), lambda value: self.do(lambda: answer(value))
+            self.rank, document, float(seconds), lambda value: self.do(lambda: end(value))
         )
 
     def _give_up(self, reason: NoVerdictReason) -> None:
+        if reason is NoVerdictReason.LEFT_TO_OTHERS:
+            self.note("leaves the decision to the others")
+            self._exit(b"")
+            return
         if self._own_conclusion:
             self.note(f"{reason.value}: publishes its own conclusion unless there is one")
             self.state = State.ALONE
-            self._publish_unless_published(self._own_conclusion)
+            self._write(self._own_conclusion, self._hand_over)
         else:
             self._conclude_alone(reason.value)
 
@@ -399,23 +393,7 @@ class Agent:
             self.after(0.5, lambda: self._await_reports(until))
             return
         document = build_verdict(self.rank, sorted(world.reports), [])
-        self.after(self._draw_conclusion(), lambda: self._publish_unless_published(document))
-
-    def _publish_unless_published(self, document: bytes) -> None:
-        def look(found: bytes | None) -> None:
-            if found:
-                self._hand_over(found)
-            else:
-                self._write(document, lambda counts: self._check_upload(counts, document))
-
-        self._read(look)
-
-    def _check_upload(self, counts: bytes | None, document: bytes) -> None:
-        if counts is None and self._world.storage.creates_once:
-            # it may have landed, or another one's: what is there counts
-            self._read(lambda found: self._hand_over(found or document))
-        else:
-            self._hand_over(counts or document)
+        self.after(self._draw_conclusion(), lambda: self._write(document, self._hand_over))
 
     def _hand_over(self, verdict: bytes) -> None:
         """Let the agents have a verdict that is published without an election; take theirs."""

@@ -19,6 +19,9 @@ class FormerElection(Election):
         instructions = super()._take_leadership(values, now)
         return [self._accuse(item) if isinstance(item, Lead) else item for item in instructions]
 
+    def _can_others_decide(self) -> bool:
+        return False  # an agent that had to end decided before the others
+
     def _accuse(self, leading: Lead) -> Lead:
         """Joined agents without a report counted as lost."""
         if len(leading.arrived) >= self._nodes:

@@ -25,10 +25,11 @@ def _check_verdicts(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     if len(documents) > 1:
         yield "I1 at most one verdict is published", str(job.world.storage.writes)
     ended = [agent for agent in job.agents if agent.ended_at is not None]
-    if ended and not any(agent.verdict for agent in ended):
+    verdicts = {agent.verdict for agent in ended}
+    if any(not agent.is_terminated for agent in ended) and verdicts == {b""}:
         yield "I3 a verdict exists if an agent lives", f"{len(ended)} have ended without one"
     published = job.world.storage.verdict
-    other = [agent.rank for agent in ended if published and agent.verdict != published]
+    other = [agent.rank for agent in ended if published and agent.verdict not in {published, b""}]
     if other:
         yield "I6 every node reports the published verdict", f"nodes {other}"
 

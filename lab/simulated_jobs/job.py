@@ -28,8 +28,9 @@ class Rules:
 
     former_election: bool = False
     """See `former_rules`."""
-    creates_once: bool = False
-    """Publishing fails if there is a verdict, and an agent without an answer looks."""
+    creates_once: bool = True
+    """Whether the storage creates a file only once. If not, it is asked first whether there is one.
+    """
     lingers: bool = True
     """The store's host waits for the others, and a verdict that was published without an election
     is handed to them.
@@ -37,8 +38,8 @@ class Rules:
 
 
 PRESENT = Rules()
-FORMER = Rules(former_election=True, lingers=False)
-PLANNED = Rules(creates_once=True)
+PLAIN_STORAGE = Rules(creates_once=False)
+FORMER = Rules(former_election=True, creates_once=False, lingers=False)
 
 
 class SimulatedJob:

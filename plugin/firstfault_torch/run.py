@@ -27,6 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.conclude import RestartContext, build_restart_record, explain_unused_restarts
 from firstfault.decision_mode import OFF, read_decision_mode
+from firstfault.errors import BadDocumentError
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.recorder.termination_message import write_termination_message
@@ -249,13 +250,17 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
 
 
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Agree on a verdict with other nodes, or conclude alone, and publish. Return None if
-    firstfault itself failed.
+    """Agree on a verdict with other nodes, or conclude alone, and publish. Return None if this
+    process has to end before the others decide, or if firstfault itself failed.
     """
     publication: Publication | None = None
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
         publication = _settle_with_peers(end, settings)
-    if publication is None:
+    # Its verdict would be the first, and so the one that counts, though it knows less than theirs.
+    is_left_to_others = end.peers is not None and end.peers.settlement.is_left_to_others
+    if publication is None and is_left_to_others:
+        logger.warning("this process has to end; the other nodes conclude on the failure")
+    elif publication is None:
         with suppress_internal_errors("concluding alone"):
             publication = _conclude_alone(end, settings)
             if publication is not None:
@@ -303,11 +308,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
         # second verdict; the next step has the one of that agent.
         if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
-            published = (
-                _publish_unless_published(own, end, settings)
-                if step.is_successor
-                else _publish(own, settings)
-            )
+            published = _publish(own, settings)
             is_shared = end.node_context.identity.is_folder_shared
             elected = peers.settlement.publish(
                 published.sealed.document,
@@ -320,29 +321,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
                 if elected.document == published.sealed.document
                 else _adopt_verdict(elected, end, settings)
             )
-    return _publish_unless_published(own, end, settings) if own is not None else None
-
-
-def _publish_unless_published(
-    own: Publication, end: RoundEnd, settings: ExitSettings
-) -> Publication:
-    """Publish this node's verdict without an election;
-    take another node's if it has published first.
-    """
-    found: Publication | None = None
-    if end.node_context.identity.is_folder_shared:
-        find = partial(_find_published_verdict, end.node_context, settings)
-        seconds = time_limits.VERDICT_READ_TIMEOUT_SECONDS
-        doing = "looking for another node's verdict"
-        found, error = call_with_timeout(
-            partial(try_call, find, Exception),
-            seconds,
-            doing,
-            settings.shutdown_requested,
-        ) or (None, None)
-        if error is not None:
-            logger.debug("no verdict of another node can be read: %s", error)
-    return _publish(found or own, settings)
+    return _publish(own, settings) if own is not None else None
 
 
 def _share_with_all_nodes(own: Publication, copies: Mapping[str, bytes]) -> Publication:
@@ -393,7 +372,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
         settings,
         Wait(0.0),
     )
-    return _publish_unless_published(own, end, settings) if own is not None else None
+    return _publish(own, settings) if own is not None else None
 
 
 def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
@@ -419,12 +398,21 @@ def _find_published_verdict(
     node_context: NodeContext, settings: ExitSettings
 ) -> Publication | None:
     """Return the verdict that another node published on this failure. Return None if there is none,
-    or only an older verdict.
+    or only an older verdict or another error.
+
+    Raises:
+        OtherVersionError: there is one that this version can't read.
+        firstfault.errors.StoreError: the storage can't be read.
     """
     document = settings.engine.published_verdict()
     if document is None:
         return None
-    found = sealed_verdict.adopt_sealed_verdict(document, node_context, durable=True)
+    try:
+        found = sealed_verdict.adopt_sealed_verdict(document, node_context, durable=True)
+    except sealed_verdict.OtherVersionError:
+        raise
+    except BadDocumentError:  # such as an error of Flyte's own
+        return None
     # Sealed before this agent started, or long before its failure: then it is about another
     # failure.
     earliest_ns = max(node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
@@ -480,13 +468,47 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
         for call in others
     ]
     with suppress_internal_errors("publishing the verdict"):
-        publication = settings.engine.publish(
-            publication, shutdown_requested=settings.shutdown_requested
-        )
+        publish = partial(settings.engine.publish, shutdown_requested=settings.shutdown_requested)
+        publication = _publish_or_adopt(publication, settings, publish)
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
     return publication
+
+
+def _publish_or_adopt(
+    publication: Publication, settings: ExitSettings, publish: Callable[[Publication], Publication]
+) -> Publication:
+    """Publish a verdict unless another node has published one on this failure: the first counts.
+
+    `publish` is the engine's.
+    """
+    published = publish(publication)
+    if published.durable:
+        return published
+    # Refused, or without an answer: then it may have landed, or another node's may be there.
+    node_context = publication.node_context
+    look = partial(_find_published_verdict, node_context, settings)
+    answer = call_with_timeout(
+        partial(try_call, look, Exception),
+        time_limits.VERDICT_READ_TIMEOUT_SECONDS,
+        "looking for another node's verdict",
+        settings.shutdown_requested,
+    )
+    found, error = answer or (None, TimeoutError())
+    if error is not None:
+        # Whatever is there stays: it may be on this failure.
+        logger.debug("no verdict of another node can be read: %r", error)
+        return published
+    if found is None:
+        # None, or one on another failure, of the same folder.
+        return publish(replace(publication, replaces=True)) if published.is_refused else published
+    if found.sealed.document == publication.sealed.document:
+        return replace(published, durable=True, is_refused=False)
+    logger.info("another node has published a verdict first")
+    if publication.own is not None:  # this node has left its own for the next attempt
+        hand_over_verdict(node_context, found.sealed, settings.shutdown_requested)
+    return publish(found)
 
 
 def _report(publication: Publication | None, engine: Engine, failure_lines: dict[int, str]) -> None:
@@ -568,7 +590,8 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
         if publication is not None:
             settings.engine.announce(publication)
             _write_termination_message(publication)
-            settings.engine.publish(publication, leaving_now=True)
+            publish = partial(settings.engine.publish, leaving_now=True)
+            publication = _publish_or_adopt(publication, settings, publish)
     # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)

@@ -301,17 +301,19 @@ def test_other_modes_leave_the_decision_to_flytekit(
     )
 
 
-def test_a_storage_that_hangs_does_not_delay_the_choice(
+def test_a_storage_that_hangs_does_not_delay_the_verdict(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod that cannot look for another pod's verdict in time keeps its own."""
+    """A pod that cannot look for another pod's verdict in time publishes its own."""
     conclusion = concluded(prefix.node_context(), [make_error(0)])
-    own = published(conclusion, prefix.node_context()).sealed
+    own = published(conclusion, prefix.node_context())
     hangs = threading.Event()
     monkeypatch.setattr(time_limits, "POD_VERDICT_READ_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))
     began = time.monotonic()
-    assert flyte_engine.newest_seal(own.seal, own.document, prefix.uri) == own.document
+    engine = flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
+    result = engine.publish(replace(own, for_all=False))
+    assert result.durable
     assert time.monotonic() - began < SOON_S
     hangs.set()
 

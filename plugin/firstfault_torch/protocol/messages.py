@@ -170,8 +170,6 @@ class Lead:
     """Each other agent is known to be dead."""
     lost: frozenset[int]
     """Group ranks of the agents that leave or are dead."""
-    is_successor: bool = False
-    """An earlier leader began to publish, and didn't finish in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +191,7 @@ class NoVerdictReason(Enum):
 
     UNDECIDED = "no agent has published a verdict in time"
     STORE_LOST = "the store doesn't answer"
+    LEFT_TO_OTHERS = "this process has to end, and other agents decide"
     INTERRUPTED = "another failure has ended the attempt"
 
 

@@ -18,7 +18,14 @@ import torch.distributed as dist
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, start_late, try_call
-from firstfault_torch.protocol.election import JOINED_KEY, LOST_KEY, Agents, Election, ElectionPhase
+from firstfault_torch.protocol.election import (
+    JOINED_KEY,
+    LEAVING_KEY,
+    LOST_KEY,
+    Agents,
+    Election,
+    ElectionPhase,
+)
 from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
     Adopt,
@@ -68,8 +75,6 @@ class CollectedReports:
     """Every live agent has reported."""
     lost: frozenset[int] = frozenset()
     """Group ranks of the agents that leave, and of those whose connection broke."""
-    is_successor: bool = False
-    """An earlier leader began to publish, and may have."""
 
 
 class VerdictElection:
@@ -88,7 +93,7 @@ class VerdictElection:
     Keys in the store: "heard" (agents that acknowledged the failure), "reports", "arrived" (who has
     reported; "!" behind an agent that leaves), "order" (who may lead, one after another), "leader"
     (the group rank of the leader, with "!" behind it while it publishes), "verdict", "confirmed"
-    (who has the verdict), and "lost" for all topics.
+    (who has the verdict); "lost" and "leaving" for all topics.
     """
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
@@ -107,6 +112,10 @@ class VerdictElection:
         self._shutdown_requested = threading.Event()
         """The event that `settle` was given."""
         self._knows_of_shutdown = False
+        self.is_left_to_others = False
+        """Whether `settle` ended without a verdict because this process has to end, and agents take
+        part that stay.
+        """
         self._has_lost_store = False
         """Whether the store didn't answer after the election: it is asked nothing more."""
         self.thread: threading.Thread | None = None
@@ -166,6 +175,7 @@ class VerdictElection:
                 return
             elif isinstance(outcome, GiveUp):
                 self._has_lost_store = outcome.reason is NoVerdictReason.STORE_LOST
+                self.is_left_to_others = outcome.reason is NoVerdictReason.LEFT_TO_OTHERS
                 logger.info("no agreement with the other nodes: %s", outcome.reason.value)
                 return
 
@@ -224,7 +234,8 @@ class VerdictElection:
         # and could publish a second verdict.
         if not self._can_ask:
             return
-        keys = (self._key("arrived"), self._key("heard"), LOST_KEY, self._key("confirmed"))
+        names = self._key("arrived"), self._key("heard")
+        keys = (*names, LOST_KEY, LEAVING_KEY, self._key("confirmed"))
         look = partial(self._carry_out, [Read(key) for key in keys])
         deadline = time.monotonic() + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS
         while time.monotonic() < deadline and not self._shutdown_requested.is_set():
@@ -395,7 +406,7 @@ def _build_reports(leading: Lead) -> CollectedReports:
             copies.update(files)
     for _, files in parse_frames(leading.reports):
         copies.update(files)
-    return CollectedReports(copies, leading.complete, leading.lost, leading.is_successor)
+    return CollectedReports(copies, leading.complete, leading.lost)
 
 
 def count_joined(store: Any) -> int:

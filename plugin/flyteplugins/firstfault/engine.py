@@ -92,6 +92,8 @@ class Flyte2Engine(TorchrunEngine):
         to where Flyte reads it.
         """
         published = super().publish(publication, leaving_now=leaving_now, **how)
+        if published.is_refused:
+            return published
         # The pod that concluded has a report; all others have the verdict alone, or leave at once.
         own = publication.own
         report = own.report if own is not None and not leaving_now else None
