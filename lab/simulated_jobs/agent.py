@@ -25,6 +25,7 @@ from firstfault_torch.protocol.messages import (
     NoVerdictReason,
     Publish,
     Published,
+    Read,
     SetOnce,
     ShutdownRequested,
     Started,
@@ -38,8 +39,10 @@ from lab.simulated_jobs.storage import Storage
 from lab.simulated_jobs.store import Connection, Link, Server
 
 OUTCOME_KEY = "firstfault/outcome"
+GRACE_KEY = "firstfault/stop-seconds"
 TERMINATED_STOP_SECONDS = 30.0
 """How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
+_SHARE_OF_SAVING_WORKERS = 0.25
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -67,6 +70,8 @@ class World:
     """Makes the election of a group rank among so many nodes."""
     lingers: bool
     """Whether the store's host stays until the others have the verdict."""
+    shares_grace: bool
+    """Whether a node looks for a signal to another one before it kills its workers."""
     reports: set[int] = field(default_factory=set)
     """Group ranks of the nodes whose documents are in the storage."""
     agents: list[Agent] = field(default_factory=list)
@@ -87,8 +92,10 @@ class Agent:
         self.failed_at: float | None = None
         """When it began to stop its workers."""
         self.ended_at: float | None = None
-        self.stop_seconds: float | None = None
-        """How long its workers may take to end."""
+        self.stop_seconds = 0.0
+        """How long its workers may take to end, from `failed_at`."""
+        self.killed_after: float | None = None
+        """After how many seconds it killed its workers; None if they ended in time."""
         self.verdict = b""
         """What it reports."""
         self.notes: list[str] = []
@@ -97,7 +104,10 @@ class Agent:
         self._world = world
         self._events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
+        self._draw_workers = random.Random(f"{seed}/workers/{rank}")
         self._election = world.election(rank, world.nodes)
+        self._grace_until = 0.0
+        """Until when workers of other nodes may still be saving, as the notice says."""
         self._own_conclusion = b""
         self._is_store_lost = False
         self._using = self._connect()
@@ -147,6 +157,7 @@ class Agent:
                 return
             self._waiting.ask(self._acknowledge(), lambda _: None)
             notice = json.loads(value)
+            self._grace_until = self._events.now + notice["stop_seconds"]
             self._stop(notice["stop_seconds"], "a notice has come")
 
         self._waiting.wait(OUTCOME_KEY, lambda value: self.do(lambda: learn(value)))
@@ -174,7 +185,9 @@ class Agent:
         self.is_terminated = True
         self.note("is told to end")
         self._using.ask(Append(LEAVING_KEY, b"%d " % self.rank), lambda _: None)
-        if self.state is State.RUNNING:
+        if self._world.shares_grace:
+            self._using.ask(SetOnce(GRACE_KEY, b"30"), lambda _: None)
+        if self.state in {State.RUNNING, State.STOPPING}:
             self._notify(TERMINATED_STOP_SECONDS)
             self._stop(TERMINATED_STOP_SECONDS, "is told to end")
         elif self.state is State.ELECTING:
@@ -191,18 +204,57 @@ class Agent:
         self._using.ask(SetOnce(OUTCOME_KEY, text), lambda _: None)
 
     def _stop(self, stop_seconds: float, why: str) -> None:
-        if self.state is not State.RUNNING:
+        """Stop the workers; a signal to this or another node gives them more time."""
+        if self.state is State.RUNNING:
+            self.state = State.STOPPING
+            self.failed_at = self._events.now
+            self.stop_seconds = float(time_limits.STOP_GRACE_SECONDS)
+            self.note(f"{why}: stops its workers")
+            draw = self._draw_workers
+            is_saving = draw.random() < _SHARE_OF_SAVING_WORKERS
+            took = draw.uniform(2, 25) if is_saving else 0.2 + draw.expovariate(2)
+            self.after(took, self._report)
+            self.after(self.stop_seconds, self._kill_workers)
+        if self.state is State.STOPPING and self._world.shares_grace:
+            self.stop_seconds = max(self.stop_seconds, stop_seconds)
+
+    def _kill_workers(self) -> None:
+        """The workers' time is over, unless a node got a signal."""
+        if self.state is not State.STOPPING or self.failed_at is None:
             return
-        self.state = State.STOPPING
-        self.failed_at = self._events.now
-        self.stop_seconds = stop_seconds or time_limits.STOP_GRACE_SECONDS
-        self.note(f"{why}: stops its workers")
-        draw = self._draw
-        is_quick = draw.random() < 0.85
-        took = 0.2 + draw.expovariate(2) if is_quick else draw.uniform(2, 9)
-        self.after(took, self._report)
+        left = self.failed_at + self.stop_seconds - self._events.now
+        if left > 0:
+            self.after(left, self._kill_workers)
+        elif self.stop_seconds < TERMINATED_STOP_SECONDS and self._world.shares_grace:
+            self._ask_for_grace()
+        else:
+            self._end_workers()
+
+    def _ask_for_grace(self) -> None:
+        is_over = False
+
+        def end(value: bytes | None) -> None:
+            nonlocal is_over
+            if is_over or self.state is not State.STOPPING:
+                return
+            is_over = True
+            if value:
+                self.stop_seconds = TERMINATED_STOP_SECONDS
+                self._kill_workers()
+            else:
+                self._end_workers()
+
+        self._using.ask(Read(GRACE_KEY), lambda value: self.do(lambda: end(value)))
+        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
+
+    def _end_workers(self) -> None:
+        self.killed_after = self._events.now - (self.failed_at or 0.0)
+        self.note("kills its workers")
+        self._report()
 
     def _report(self) -> None:
+        if self.state is not State.STOPPING:
+            return
         self._world.reports.add(self.rank)
         if self._is_store_lost:
             self._conclude_alone("the store was lost before the election")
@@ -210,8 +262,8 @@ class Agent:
         self.state = State.ELECTING
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + (self.stop_seconds or 0.0)
-        self._feed(Started(b"%d " % self.rank, float(settle)))
+        settle = time_limits.SETTLE_SECONDS + max(self._grace_until - self._events.now, 0.0)
+        self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
 
     # --- the election -------------------------------------------------------------------------
 

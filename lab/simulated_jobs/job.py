@@ -35,11 +35,18 @@ class Rules:
     """The store's host waits for the others, and a verdict that was published without an election
     is handed to them.
     """
+    shares_grace: bool = True
+    """Whether a signal to one node gives the workers of all nodes the same time to end."""
 
 
 PRESENT = Rules()
 PLAIN_STORAGE = Rules(creates_once=False)
-FORMER = Rules(former_election=True, creates_once=False, lingers=False)
+FORMER = Rules(
+    former_election=True,
+    creates_once=False,
+    lingers=False,
+    shares_grace=False,
+)
 
 
 class SimulatedJob:
@@ -74,6 +81,7 @@ class SimulatedJob:
             self.nodes,
             lambda rank, count: kind(rank, count, build_limits(count)),
             rules.lingers,
+            rules.shares_grace,
         )
         self.agents = self.world.agents
         self.agents += [

@@ -294,7 +294,9 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
     own: Publication | None = None
     """What this node concluded as the leader, before the store was lost or another agent took over.
     """
-    for step in peers.settle(end.report.copies, settings.options.settle_seconds):
+    options = settings.options
+    grace_seconds = options.terminated_stop_seconds or options.stop_seconds
+    for step in peers.settle(end.report.copies, options.settle_seconds, grace_seconds):
         # A follower gets one verdict. The leader gets the reports; if it takes too long and another
         # agent takes over, a verdict follows them.
         if isinstance(step, ElectedVerdict):

@@ -182,6 +182,8 @@ class Election:
         """When this agent learned the order of leaders."""
         self._closes_at = 0.0
         """When the arrivals are closed without the missing agents."""
+        self._grace = 0.0
+        """Seconds by which that is later if an agent leaves: then workers may still be saving."""
         self._pause = limits.first_pause
         self._agents = Agents.parse(b"", b"", b"", b"")
         self._leaders: list[int] = []
@@ -207,7 +209,8 @@ class Election:
         match event:
             case _ if self.phase is ElectionPhase.ENDED:
                 return []
-            case Started(report, settle_seconds):
+            case Started(report, settle_seconds, grace_seconds):
+                self._grace = grace_seconds
                 return self._begin(report, now + settle_seconds)
             case Answered(request, values):
                 return self._take_answer(values, now) if request == self._request else []
@@ -369,9 +372,10 @@ class Election:
             return self._take_order(order, now)
         if self._agents.have_live_ones_reported() or self._agents.is_complete(self._nodes):
             return self._close(is_complete=self._agents.is_complete(self._nodes))
-        closes_at = self._limit(self._closes_at)
+        usual = self._closes_at + (self._grace if self._agents.leaving else 0.0)
+        closes_at = self._limit(usual)
         if now >= closes_at:
-            if now < self._closes_at and self._can_others_decide():
+            if now < usual and self._can_others_decide():
                 return self._give_up(NoVerdictReason.LEFT_TO_OTHERS)
             return self._close(is_complete=False)
         pause = self._pause

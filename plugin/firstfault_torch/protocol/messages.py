@@ -54,6 +54,8 @@ class Started:
     report: bytes
     settle_seconds: float
     """Longest wait for the peers' reports, seconds."""
+    grace_seconds: float = 0.0
+    """How much longer the workers of any node may take to end once one node got a signal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,8 @@ class VerdictElection:
         copies: Mapping[str, bytes],
         seconds: float,
         shutdown_requested: threading.Event,
+        *,
+        grace_seconds: float = 0.0,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
         """Yield the nodes' reports if this agent is the leader,
         and another leader's verdict as the last value.
@@ -153,14 +155,15 @@ class VerdictElection:
         many agents are lost.
 
         The second of the two connections to the store only waits, at most `seconds` for other
-        nodes' reports. `shutdown_requested` shortens the waits; if it is already set, this process
+        nodes' reports, and `grace_seconds` longer once a node got a signal. `shutdown_requested` shortens the waits; if it is already set, this process
         was terminated, and other nodes conclude.
         """
         self._connections = connections
         self._shutdown_requested = shutdown_requested
         if shutdown_requested.is_set():
             self._handle(self._take_shutdown())
-        self._handle(Started(frame_report(self._own, self._nodes, copies), seconds))
+        report = frame_report(self._own, self._nodes, copies)
+        self._handle(Started(report, seconds, grace_seconds))
         while True:
             while not self._outcomes:
                 self._handle(self._await_event())

@@ -293,12 +293,15 @@ class Peers:
             self.agreement.leave(connections[0], copies)
 
     def settle(
-        self, copies: Mapping[str, bytes], seconds: float
+        self,
+        copies: Mapping[str, bytes],
+        seconds: float,
+        grace_seconds: float,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
         """Elect the leader that concludes; see `VerdictElection.settle`.
 
         `seconds` count from the end of the time that all nodes' workers have after a signal to one
-        node.
+        node, which is `grace_seconds`.
         """
         connections = self.broadcast.connections()
         if connections is not None:
@@ -308,6 +311,7 @@ class Peers:
                 copies,
                 seconds,
                 self._shutdown_requested,
+                grace_seconds=grace_seconds,
             )
 
     def confirm_verdict(self) -> None:
