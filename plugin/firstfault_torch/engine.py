@@ -128,6 +128,11 @@ class Engine(Protocol):
         `has_rank_0`: it has the result of rank 0.
         """
 
+    def ends_with_first_node(self) -> bool:
+        """Whether the exit of one node ends the attempt on all nodes. If so, a node that has to end
+        doesn't leave the verdict to others.
+        """
+
     def announce(self, publication: Publication) -> None:
         """Print what failed, for a person who reads this node's output."""
 
@@ -245,6 +250,10 @@ class PlainEngine:
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
         """Return at once: nothing ends other nodes when this one exits."""
         del has_rank_0, shutdown_requested
+
+    def ends_with_first_node(self) -> bool:
+        """Return False: the other nodes go on to their verdict."""
+        return False
 
     def announce(self, publication: Publication) -> None:
         """Log the report."""

@@ -296,7 +296,13 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
     """
     options = settings.options
     grace_seconds = options.terminated_stop_seconds or options.stop_seconds
-    for step in peers.settle(end.report.copies, options.settle_seconds, grace_seconds):
+    may_leave = not settings.engine.ends_with_first_node()
+    for step in peers.settle(
+        end.report.copies,
+        options.settle_seconds,
+        grace_seconds,
+        may_leave=may_leave,
+    ):
         # A follower gets one verdict. The leader gets the reports; if it takes too long and another
         # agent takes over, a verdict follows them.
         if isinstance(step, ElectedVerdict):
@@ -576,8 +582,14 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     which waits inside C++ and handles no signal.
 
     A verdict that another node has published stays: it knew more than this one learns in so short a
-    time.
+    time. So does a node that stays.
     """
+    peers = end.peers
+    may_leave = peers is not None and not settings.engine.ends_with_first_node()
+    if may_leave and peers is not None and peers.leave_to_others(end.report.copies):
+        logger.warning("this process has to end; the other nodes conclude on the failure")
+        _exit_at_once(end, settings.engine.choose_exit_code(None))
+        return
     seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
     find = partial(_find_published_verdict, end.node_context, settings)
     publication = call_with_timeout(find, seconds, "looking for the verdict of another node")
@@ -594,8 +606,12 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
             _write_termination_message(publication)
             publish = partial(settings.engine.publish, leaving_now=True)
             publication = _publish_or_adopt(publication, settings, publish)
+    _exit_at_once(end, settings.engine.choose_exit_code(publication))
+
+
+def _exit_at_once(end: RoundEnd, code: int) -> None:
     # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
     # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
-    os._exit(settings.engine.choose_exit_code(publication))
+    os._exit(code)

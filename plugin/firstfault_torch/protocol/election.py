@@ -184,6 +184,7 @@ class Election:
         """When the arrivals are closed without the missing agents."""
         self._grace = 0.0
         """Seconds by which that is later if an agent leaves: then workers may still be saving."""
+        self._may_leave = True
         self._pause = limits.first_pause
         self._agents = Agents.parse(b"", b"", b"", b"")
         self._leaders: list[int] = []
@@ -209,8 +210,9 @@ class Election:
         match event:
             case _ if self.phase is ElectionPhase.ENDED:
                 return []
-            case Started(report, settle_seconds, grace_seconds):
+            case Started(report, settle_seconds, grace_seconds, may_leave):
                 self._grace = grace_seconds
+                self._may_leave = may_leave
                 return self._begin(report, now + settle_seconds)
             case Answered(request, values):
                 return self._take_answer(values, now) if request == self._request else []
@@ -395,8 +397,8 @@ class Election:
         )
 
     def _can_others_decide(self) -> bool:
-        """Whether an agent takes part that stays."""
-        return bool(self._agents.staying - {self._own})
+        """Whether this agent may leave the decision to one that stays."""
+        return self._may_leave and bool(self._agents.staying - {self._own})
 
     # --- turn by turn -------------------------------------------------------------------------
 

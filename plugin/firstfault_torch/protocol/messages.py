@@ -56,6 +56,8 @@ class Started:
     """Longest wait for the peers' reports, seconds."""
     grace_seconds: float = 0.0
     """How much longer the workers of any node may take to end once one node got a signal."""
+    may_leave: bool = True
+    """Whether this agent, if its process has to end, may leave the decision to others."""
 
 
 @dataclass(frozen=True, slots=True)

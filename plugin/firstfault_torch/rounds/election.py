@@ -138,7 +138,7 @@ class VerdictElection:
         """Record that this node has received the failure notice, so its agent is alive."""
         store.append(self._key("heard"), f"{self._own} ")
 
-    def settle(
+    def settle(  # noqa: PLR0913 - keywords
         self,
         connections: tuple[Any, Any],
         copies: Mapping[str, bytes],
@@ -146,6 +146,7 @@ class VerdictElection:
         shutdown_requested: threading.Event,
         *,
         grace_seconds: float = 0.0,
+        may_leave: bool = True,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
         """Yield the nodes' reports if this agent is the leader,
         and another leader's verdict as the last value.
@@ -155,15 +156,16 @@ class VerdictElection:
         many agents are lost.
 
         The second of the two connections to the store only waits, at most `seconds` for other
-        nodes' reports, and `grace_seconds` longer once a node got a signal. `shutdown_requested` shortens the waits; if it is already set, this process
-        was terminated, and other nodes conclude.
+        nodes' reports, and `grace_seconds` longer once a node got a signal. `shutdown_requested`
+        shortens the waits; if it is already set, this process was terminated, and other nodes
+        conclude if this one `may_leave` that to them.
         """
         self._connections = connections
         self._shutdown_requested = shutdown_requested
         if shutdown_requested.is_set():
             self._handle(self._take_shutdown())
         report = frame_report(self._own, self._nodes, copies)
-        self._handle(Started(report, seconds, grace_seconds))
+        self._handle(Started(report, seconds, grace_seconds, may_leave))
         while True:
             while not self._outcomes:
                 self._handle(self._await_event())
@@ -269,6 +271,12 @@ class VerdictElection:
             store.append(self._key("arrived"), f"{self._own}! ")
 
         self._call_store(report, "handing in this node's report")
+
+    def can_others_decide(self, store: Any) -> bool:
+        """Whether other agents take part in the election whose processes don't have to end."""
+        keys = self._key("arrived"), self._key("heard"), LOST_KEY, LEAVING_KEY
+        values = (store.get(key) if store.check([key]) else b"" for key in keys)
+        return bool(Agents.parse(*map(bytes, values)).staying - {self._own})
 
     def interrupt(self) -> None:
         """End `settle` at once, from any thread: the election is pointless."""

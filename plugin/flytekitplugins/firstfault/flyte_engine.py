@@ -175,6 +175,10 @@ class FlyteEngine:
         if self.in_pod and not has_rank_0:
             await_outputs(self.output_prefix, shutdown_requested)
 
+    def ends_with_first_node(self) -> bool:
+        """Whether this is a pod: Flyte reads the error when the first pod has ended."""
+        return self.in_pod
+
     def announce(self, publication: Publication) -> None:
         """Log the report."""
         logger.error("%s", publication.sealed.seal.message)

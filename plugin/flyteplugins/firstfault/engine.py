@@ -138,6 +138,10 @@ class Flyte2Engine(TorchrunEngine):
             )
         return published
 
+    def ends_with_first_node(self) -> bool:
+        """Return True: the exit of a pod ends or restarts all of the JobSet."""
+        return True
+
     def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why;
         else the code that the user chose, or 1.
