@@ -27,7 +27,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.conclude import RestartContext, build_restart_record, explain_unused_restarts
 from firstfault.decision_mode import OFF, read_decision_mode
-from firstfault.errors import BadDocumentError
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.recorder.termination_message import write_termination_message
@@ -53,6 +52,7 @@ from firstfault_torch.conclusion.conclude_on_node import (
 )
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
+from firstfault_torch.conclusion.publishing import find_published_verdict, publish_or_adopt
 from firstfault_torch.engine import Engine, Publication
 from firstfault_torch.failures.torch_error_file import (
     ERROR_FILE_VARIABLE,
@@ -65,7 +65,6 @@ from firstfault_torch.guard import (
     logger,
     start_in_thread,
     suppress_internal_errors,
-    try_call,
 )
 from firstfault_torch.node.document_writer import (
     as_entry,
@@ -81,10 +80,6 @@ from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
 from firstfault_torch.worker.worker_monitor import run_recorded
-
-_MS = 1_000_000
-_MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict sealed this long before a node failed is about another failure. Clocks may differ."""
 
 
 class NodeFailedError(Exception):
@@ -361,7 +356,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
     # Without the round's store the nodes can't elect a leader. They take turns by time: each looks
     # whether a node before it has published.
     if end.group_rank and is_shared:
-        find = partial(_find_published_verdict, end.node_context, settings)
+        find = partial(find_published_verdict, end.node_context, settings.engine)
         delay = sealed_verdict.get_conclusion_delay(end.group_rank)
         found = sealed_verdict.wait_for_peer_verdict(find, delay, settings.shutdown_requested)
         if found is not None:
@@ -400,31 +395,6 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
         engine=node_context.identity.engine,
     )
     return dict([as_entry(NodePresence(Phase.JOINED, place))])
-
-
-def _find_published_verdict(
-    node_context: NodeContext, settings: ExitSettings
-) -> Publication | None:
-    """Return the verdict that another node published on this failure. Return None if there is none,
-    or only an older verdict or another error.
-
-    Raises:
-        OtherVersionError: there is one that this version can't read.
-        firstfault.errors.StoreError: the storage can't be read.
-    """
-    document = settings.engine.published_verdict()
-    if document is None:
-        return None
-    try:
-        found = sealed_verdict.adopt_sealed_verdict(document, node_context, durable=True)
-    except sealed_verdict.OtherVersionError:
-        raise
-    except BadDocumentError:  # such as an error of Flyte's own
-        return None
-    # Sealed before this agent started, or long before its failure: then it is about another
-    # failure.
-    earliest_ns = max(node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
-    return found if found.sealed.seal.timestamp_ns >= earliest_ns else None
 
 
 def _conclude_and_seal(
@@ -477,46 +447,13 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
     ]
     with suppress_internal_errors("publishing the verdict"):
         publish = partial(settings.engine.publish, shutdown_requested=settings.shutdown_requested)
-        publication = _publish_or_adopt(publication, settings, publish)
+        publication = publish_or_adopt(
+            publication, settings.engine, publish, settings.shutdown_requested
+        )
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
     return publication
-
-
-def _publish_or_adopt(
-    publication: Publication, settings: ExitSettings, publish: Callable[[Publication], Publication]
-) -> Publication:
-    """Publish a verdict unless another node has published one on this failure: the first counts.
-
-    `publish` is the engine's.
-    """
-    published = publish(publication)
-    if published.durable:
-        return published
-    # Refused, or without an answer: then it may have landed, or another node's may be there.
-    node_context = publication.node_context
-    look = partial(_find_published_verdict, node_context, settings)
-    answer = call_with_timeout(
-        partial(try_call, look, Exception),
-        time_limits.VERDICT_READ_TIMEOUT_SECONDS,
-        "looking for another node's verdict",
-        settings.shutdown_requested,
-    )
-    found, error = answer or (None, TimeoutError())
-    if error is not None:
-        # Whatever is there stays: it may be on this failure.
-        logger.debug("no verdict of another node can be read: %r", error)
-        return published
-    if found is None:
-        # None, or one on another failure, of the same folder.
-        return publish(replace(publication, replaces=True)) if published.is_refused else published
-    if found.sealed.document == publication.sealed.document:
-        return replace(published, durable=True, is_refused=False)
-    logger.info("another node has published a verdict first")
-    if publication.own is not None:  # this node has left its own for the next attempt
-        hand_over_verdict(node_context, found.sealed, settings.shutdown_requested)
-    return publish(found)
 
 
 def _report(publication: Publication | None, engine: Engine, failure_lines: dict[int, str]) -> None:
@@ -591,7 +528,7 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
         _exit_at_once(end, settings.engine.choose_exit_code(None))
         return
     seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
-    find = partial(_find_published_verdict, end.node_context, settings)
+    find = partial(find_published_verdict, end.node_context, settings.engine)
     publication = call_with_timeout(find, seconds, "looking for the verdict of another node")
     if publication is None:
         publication = _conclude_and_seal(
@@ -605,7 +542,9 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
             settings.engine.announce(publication)
             _write_termination_message(publication)
             publish = partial(settings.engine.publish, leaving_now=True)
-            publication = _publish_or_adopt(publication, settings, publish)
+            publication = publish_or_adopt(
+                publication, settings.engine, publish, settings.shutdown_requested
+            )
     _exit_at_once(end, settings.engine.choose_exit_code(publication))
 
 

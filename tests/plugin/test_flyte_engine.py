@@ -3,7 +3,6 @@
 import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -299,23 +298,6 @@ def test_other_modes_leave_the_decision_to_flytekit(
     assert [text for text in caplog.messages if "observed" in text] == [line] * (
         written["act"] != written["off"]
     )
-
-
-def test_a_storage_that_hangs_does_not_delay_the_verdict(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod that cannot look for another pod's verdict in time publishes its own."""
-    conclusion = concluded(prefix.node_context(), [make_error(0)])
-    own = published(conclusion, prefix.node_context())
-    hangs = threading.Event()
-    monkeypatch.setattr(time_limits, "POD_VERDICT_READ_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))
-    began = time.monotonic()
-    engine = flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
-    result = engine.publish(replace(own, for_all=False))
-    assert result.durable
-    assert time.monotonic() - began < SOON_S
-    hangs.set()
 
 
 def test_a_namespace_needs_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:

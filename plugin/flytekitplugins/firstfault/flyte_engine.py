@@ -31,7 +31,7 @@ from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import encode_seal
 from firstfault_torch import time_limits
 from firstfault_torch.engine import ErrorName, Publication, SealedVerdict, upload_verdict
-from firstfault_torch.guard import call_with_timeout, logger, try_call
+from firstfault_torch.guard import logger, try_call
 from firstfault_torch.node.document_writer import get_file
 from firstfault_torch.node_context import Identity
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
@@ -130,11 +130,6 @@ class FlyteEngine:
                 if publication.durable
                 else self._upload(publication, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             )
-        # The nodes could not settle on one verdict: another pod's stays. So does its deck, which
-        # this pod would write before its verdict.
-        is_alone = not publication.for_all and not publication.replaces
-        if is_alone and self._has_published(shutdown_requested):
-            return replace(publication, is_refused=True)
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
         # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
         # use up the verdict's.
@@ -150,17 +145,6 @@ class FlyteEngine:
 
     def _upload(self, publication: Publication, seconds: float) -> Publication:
         return upload_verdict(publication, sealed_name(self.output_prefix), seconds)
-
-    def _has_published(self, shutdown_requested: threading.Event | None) -> bool:
-        """Whether a pod has uploaded an error, as far as the storage answers in time."""
-        found = call_with_timeout(
-            self.published_verdict,
-            time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS,
-            "looking for the verdict of another pod",
-            shutdown_requested,
-            shutdown_seconds=time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS,
-        )
-        return found is not None
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded, or None for a local call."""
