@@ -7,9 +7,9 @@ import sys
 
 from lab.simulated_jobs import campaign
 from lab.simulated_jobs.invariants import find_violations
-from lab.simulated_jobs.job import FORMER, PLANNED, PRESENT, Rules, SimulatedJob
+from lab.simulated_jobs.job import FORMER, PLAIN_STORAGE, PRESENT, Rules, SimulatedJob
 
-RULES = {"former": FORMER, "present": PRESENT, "planned": PLANNED}
+RULES = {"former": FORMER, "plain-storage": PLAIN_STORAGE, "present": PRESENT}
 
 
 def main() -> int:

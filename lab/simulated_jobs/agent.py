@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import LOST_KEY, Election
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Election
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
@@ -25,6 +25,7 @@ from firstfault_torch.protocol.messages import (
     NoVerdictReason,
     Publish,
     Published,
+    Read,
     SetOnce,
     ShutdownRequested,
     Started,
@@ -38,8 +39,10 @@ from lab.simulated_jobs.storage import Storage
 from lab.simulated_jobs.store import Connection, Link, Server
 
 OUTCOME_KEY = "firstfault/outcome"
+GRACE_KEY = "firstfault/stop-seconds"
 TERMINATED_STOP_SECONDS = 30.0
 """How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
+_SHARE_OF_SAVING_WORKERS = 0.25
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -67,6 +70,8 @@ class World:
     """Makes the election of a group rank among so many nodes."""
     lingers: bool
     """Whether the store's host stays until the others have the verdict."""
+    shares_grace: bool
+    """Whether a node looks for a signal to another one before it kills its workers."""
     reports: set[int] = field(default_factory=set)
     """Group ranks of the nodes whose documents are in the storage."""
     agents: list[Agent] = field(default_factory=list)
@@ -87,8 +92,10 @@ class Agent:
         self.failed_at: float | None = None
         """When it began to stop its workers."""
         self.ended_at: float | None = None
-        self.stop_seconds: float | None = None
-        """How long its workers may take to end."""
+        self.stop_seconds = 0.0
+        """How long its workers may take to end, from `failed_at`."""
+        self.killed_after: float | None = None
+        """After how many seconds it killed its workers; None if they ended in time."""
         self.verdict = b""
         """What it reports."""
         self.notes: list[str] = []
@@ -97,10 +104,11 @@ class Agent:
         self._world = world
         self._events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
+        self._draw_workers = random.Random(f"{seed}/workers/{rank}")
         self._election = world.election(rank, world.nodes)
+        self._grace_until = 0.0
+        """Until when workers of other nodes may still be saving, as the notice says."""
         self._own_conclusion = b""
-        self._is_successor = False
-        """Whether an earlier leader may have published."""
         self._is_store_lost = False
         self._using = self._connect()
         self._waiting = self._connect()
@@ -149,6 +157,7 @@ class Agent:
                 return
             self._waiting.ask(self._acknowledge(), lambda _: None)
             notice = json.loads(value)
+            self._grace_until = self._events.now + notice["stop_seconds"]
             self._stop(notice["stop_seconds"], "a notice has come")
 
         self._waiting.wait(OUTCOME_KEY, lambda value: self.do(lambda: learn(value)))
@@ -175,7 +184,10 @@ class Agent:
             return
         self.is_terminated = True
         self.note("is told to end")
-        if self.state is State.RUNNING:
+        self._using.ask(Append(LEAVING_KEY, b"%d " % self.rank), lambda _: None)
+        if self._world.shares_grace:
+            self._using.ask(SetOnce(GRACE_KEY, b"30"), lambda _: None)
+        if self.state in {State.RUNNING, State.STOPPING}:
             self._notify(TERMINATED_STOP_SECONDS)
             self._stop(TERMINATED_STOP_SECONDS, "is told to end")
         elif self.state is State.ELECTING:
@@ -192,18 +204,57 @@ class Agent:
         self._using.ask(SetOnce(OUTCOME_KEY, text), lambda _: None)
 
     def _stop(self, stop_seconds: float, why: str) -> None:
-        if self.state is not State.RUNNING:
+        """Stop the workers; a signal to this or another node gives them more time."""
+        if self.state is State.RUNNING:
+            self.state = State.STOPPING
+            self.failed_at = self._events.now
+            self.stop_seconds = float(time_limits.STOP_GRACE_SECONDS)
+            self.note(f"{why}: stops its workers")
+            draw = self._draw_workers
+            is_saving = draw.random() < _SHARE_OF_SAVING_WORKERS
+            took = draw.uniform(2, 25) if is_saving else 0.2 + draw.expovariate(2)
+            self.after(took, self._report)
+            self.after(self.stop_seconds, self._kill_workers)
+        if self.state is State.STOPPING and self._world.shares_grace:
+            self.stop_seconds = max(self.stop_seconds, stop_seconds)
+
+    def _kill_workers(self) -> None:
+        """The workers' time is over, unless a node got a signal."""
+        if self.state is not State.STOPPING or self.failed_at is None:
             return
-        self.state = State.STOPPING
-        self.failed_at = self._events.now
-        self.stop_seconds = stop_seconds or time_limits.STOP_GRACE_SECONDS
-        self.note(f"{why}: stops its workers")
-        draw = self._draw
-        is_quick = draw.random() < 0.85
-        took = 0.2 + draw.expovariate(2) if is_quick else draw.uniform(2, 9)
-        self.after(took, self._report)
+        left = self.failed_at + self.stop_seconds - self._events.now
+        if left > 0:
+            self.after(left, self._kill_workers)
+        elif self.stop_seconds < TERMINATED_STOP_SECONDS and self._world.shares_grace:
+            self._ask_for_grace()
+        else:
+            self._end_workers()
+
+    def _ask_for_grace(self) -> None:
+        is_over = False
+
+        def end(value: bytes | None) -> None:
+            nonlocal is_over
+            if is_over or self.state is not State.STOPPING:
+                return
+            is_over = True
+            if value:
+                self.stop_seconds = TERMINATED_STOP_SECONDS
+                self._kill_workers()
+            else:
+                self._end_workers()
+
+        self._using.ask(Read(GRACE_KEY), lambda value: self.do(lambda: end(value)))
+        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
+
+    def _end_workers(self) -> None:
+        self.killed_after = self._events.now - (self.failed_at or 0.0)
+        self.note("kills its workers")
+        self._report()
 
     def _report(self) -> None:
+        if self.state is not State.STOPPING:
+            return
         self._world.reports.add(self.rank)
         if self._is_store_lost:
             self._conclude_alone("the store was lost before the election")
@@ -211,8 +262,8 @@ class Agent:
         self.state = State.ELECTING
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + (self.stop_seconds or 0.0)
-        self._feed(Started(b"%d " % self.rank, float(settle)))
+        settle = time_limits.SETTLE_SECONDS + max(self._grace_until - self._events.now, 0.0)
+        self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
 
     # --- the election -------------------------------------------------------------------------
 
@@ -245,9 +296,7 @@ class Agent:
             case Lead():
                 self._conclude(instruction)
             case Publish(is_allowed):
-                if is_allowed and self._is_successor:
-                    self._read(self._publish_unless_found)
-                elif is_allowed:
+                if is_allowed:
                     self._publish(self._own_conclusion)
             case Adopt(verdict):
                 self._exit(verdict)
@@ -322,8 +371,6 @@ class Agent:
         fails = self._draw.random() < _SHARE_OF_FAILED_CONCLUSIONS
         document = build_verdict(self.rank, sorted(leading.arrived), sorted(leading.lost))
 
-        self._is_successor = leading.is_successor
-
         def end() -> None:
             if fails:
                 self._feed(ConclusionFailed())
@@ -333,38 +380,37 @@ class Agent:
 
         self.after(self._draw_conclusion(), end)
 
-    def _publish_unless_found(self, found: bytes | None) -> None:
-        if found:
-            self._feed(Published(found))
-        else:
-            self._publish(self._own_conclusion)
-
     def _publish(self, document: bytes) -> None:
-        def end(counts: bytes | None) -> None:
-            if counts is None and self._world.storage.creates_once:
-                # it may have landed, or another one's: what is there counts
-                self._read(lambda found: self._feed(Published(found or document)))
-            else:
-                # without an answer it is this agent's, and each node tries to upload it
-                self._feed(Published(counts or document))
+        self._write(document, lambda counts: self._feed(Published(counts)))
 
-        self._write(document, end)
-
-    def _write(self, document: bytes, answer: Callable[[bytes | None], None]) -> None:
+    def _write(self, document: bytes, answer: Callable[[bytes], None]) -> None:
+        """Upload a verdict; answer with the one that counts."""
         seconds = (
             time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
             if self.is_terminated
-            else time_limits.UPLOAD_DEADLINE_SECONDS
+            else time_limits.PUBLISH_TIMEOUT_SECONDS
         )
+
+        def end(counts: bytes | None) -> None:
+            if counts is None:
+                # without an answer it may have landed, or another one's: what is there counts
+                self._read(lambda found: answer(found or document))
+            else:
+                answer(counts)
+
         self._world.storage.write(
-            self.rank, document, float(seconds), lambda value: self.do(lambda: answer(value))
+            self.rank, document, float(seconds), lambda value: self.do(lambda: end(value))
         )
 
     def _give_up(self, reason: NoVerdictReason) -> None:
+        if reason is NoVerdictReason.LEFT_TO_OTHERS:
+            self.note("leaves the decision to the others")
+            self._exit(b"")
+            return
         if self._own_conclusion:
             self.note(f"{reason.value}: publishes its own conclusion unless there is one")
             self.state = State.ALONE
-            self._publish_unless_published(self._own_conclusion)
+            self._write(self._own_conclusion, self._hand_over)
         else:
             self._conclude_alone(reason.value)
 
@@ -399,23 +445,7 @@ class Agent:
             self.after(0.5, lambda: self._await_reports(until))
             return
         document = build_verdict(self.rank, sorted(world.reports), [])
-        self.after(self._draw_conclusion(), lambda: self._publish_unless_published(document))
-
-    def _publish_unless_published(self, document: bytes) -> None:
-        def look(found: bytes | None) -> None:
-            if found:
-                self._hand_over(found)
-            else:
-                self._write(document, lambda counts: self._check_upload(counts, document))
-
-        self._read(look)
-
-    def _check_upload(self, counts: bytes | None, document: bytes) -> None:
-        if counts is None and self._world.storage.creates_once:
-            # it may have landed, or another one's: what is there counts
-            self._read(lambda found: self._hand_over(found or document))
-        else:
-            self._hand_over(counts or document)
+        self.after(self._draw_conclusion(), lambda: self._write(document, self._hand_over))
 
     def _hand_over(self, verdict: bytes) -> None:
         """Let the agents have a verdict that is published without an election; take theirs."""

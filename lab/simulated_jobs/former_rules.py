@@ -19,6 +19,13 @@ class FormerElection(Election):
         instructions = super()._take_leadership(values, now)
         return [self._accuse(item) if isinstance(item, Lead) else item for item in instructions]
 
+    def _begin(self, report: bytes, closes_at: float) -> list[Instruction]:
+        self._grace = 0.0  # a signal after a failure left the wait as it was
+        return super()._begin(report, closes_at)
+
+    def _can_others_decide(self) -> bool:
+        return False  # an agent that had to end decided before the others
+
     def _accuse(self, leading: Lead) -> Lead:
         """Joined agents without a report counted as lost."""
         if len(leading.arrived) >= self._nodes:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from lab.simulated_jobs.agent import TERMINATED_STOP_SECONDS
 from lab.simulated_jobs.job import SimulatedJob
 
 LONGEST_END_S = 120.0
 """Most seconds from the first failure to the end of each live agent, plus what it was frozen."""
+
+_CAUSES = {"worker", "signal", "kill", "machine gone"}
+"""Faults that end a job."""
 
 
 def find_violations(job: SimulatedJob) -> Iterator[tuple[str, str]]:
@@ -18,6 +22,8 @@ def find_violations(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     yield from _check_verdicts(job)
     yield from _check_ends(job)
     yield from _check_lost(job)
+    yield from _check_coverage(job)
+    yield from _check_grace(job)
 
 
 def _check_verdicts(job: SimulatedJob) -> Iterator[tuple[str, str]]:
@@ -25,10 +31,11 @@ def _check_verdicts(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     if len(documents) > 1:
         yield "I1 at most one verdict is published", str(job.world.storage.writes)
     ended = [agent for agent in job.agents if agent.ended_at is not None]
-    if ended and not any(agent.verdict for agent in ended):
+    verdicts = {agent.verdict for agent in ended}
+    if any(not agent.is_terminated for agent in ended) and verdicts == {b""}:
         yield "I3 a verdict exists if an agent lives", f"{len(ended)} have ended without one"
     published = job.world.storage.verdict
-    other = [agent.rank for agent in ended if published and agent.verdict != published]
+    other = [agent.rank for agent in ended if published and agent.verdict not in {published, b""}]
     if other:
         yield "I6 every node reports the published verdict", f"nodes {other}"
 
@@ -53,3 +60,43 @@ def _check_lost(job: SimulatedJob) -> Iterator[tuple[str, str]]:
         if accused:
             yield "I9 no live agent counts as lost", f"nodes {accused}, by node {by}"
             return
+
+
+def _check_coverage(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    """Each healthy agent that stays, and that reaches the store, is in the verdict."""
+    if not job.world.storage.writes or is_store_disturbed(job):
+        return
+    document = json.loads(job.world.storage.writes[0][2])
+    missing = [
+        agent.rank
+        for agent in job.agents
+        if not (agent.is_dead or agent.is_terminated or agent.frozen_seconds)
+        and agent.rank not in document["covers"]
+    ]
+    if missing:
+        yield "I4 each healthy node is in the verdict", f"nodes {missing}: {document}"
+
+
+def _check_grace(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    """After a signal as the first cause, the workers of all nodes have the same time to end."""
+    causes = [fault for fault in job.faults if fault.kind in _CAUSES]
+    first = min(causes, key=lambda fault: fault.seconds)
+    if first.kind != "signal" or is_store_disturbed(job):
+        return
+    hurried = [
+        agent.rank
+        for agent in job.agents
+        if agent.killed_after is not None and agent.killed_after < TERMINATED_STOP_SECONDS - 1
+    ]
+    if hurried:
+        yield "I5 the same grace for all nodes after a signal", f"nodes {hurried}"
+
+
+def is_store_disturbed(job: SimulatedJob) -> bool:
+    """Whether an agent may not have reached the store: a link, or the store's host, has a fault."""
+    at_host = {"kill", "machine gone", "freeze", "signal"}
+    at_link = {"slow link", "reset", "silent connection"}
+    return any(
+        fault.kind in at_link or (fault.kind in at_host and fault.node == job.host)
+        for fault in job.faults
+    )

@@ -28,17 +28,25 @@ class Rules:
 
     former_election: bool = False
     """See `former_rules`."""
-    creates_once: bool = False
-    """Publishing fails if there is a verdict, and an agent without an answer looks."""
+    creates_once: bool = True
+    """Whether the storage creates a file only once. If not, it is asked first whether there is one.
+    """
     lingers: bool = True
     """The store's host waits for the others, and a verdict that was published without an election
     is handed to them.
     """
+    shares_grace: bool = True
+    """Whether a signal to one node gives the workers of all nodes the same time to end."""
 
 
 PRESENT = Rules()
-FORMER = Rules(former_election=True, lingers=False)
-PLANNED = Rules(creates_once=True)
+PLAIN_STORAGE = Rules(creates_once=False)
+FORMER = Rules(
+    former_election=True,
+    creates_once=False,
+    lingers=False,
+    shares_grace=False,
+)
 
 
 class SimulatedJob:
@@ -73,6 +81,7 @@ class SimulatedJob:
             self.nodes,
             lambda rank, count: kind(rank, count, build_limits(count)),
             rules.lingers,
+            rules.shares_grace,
         )
         self.agents = self.world.agents
         self.agents += [

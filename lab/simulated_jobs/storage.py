@@ -37,10 +37,15 @@ class Storage:
         seconds: float,
         answer: Callable[[bytes | None], None],
     ) -> None:
-        """Upload the file. `answer` gets what counts; None after `seconds` without an answer.
-        The upload may still land then.
+        """Upload the file unless it exists. `answer` gets what counts; None after `seconds` without
+        an answer. The upload may still land then.
+
+        If the storage can't do that at once, it is asked first whether there is a file.
         """
         took = self._get_seconds(0.05, 8.0)
+        if not self.creates_once and self.verdict:
+            self.events.after(min(took, seconds), lambda: answer(self.verdict))
+            return
 
         def land() -> None:
             if not (self.creates_once and self.verdict):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from firstfault.layout import ERROR_FILE
 from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
+from firstfault.recorder.client import ALREADY_EXISTS
 from firstfault.store import join
 from firstfault_torch.guard import logger
-from firstfault_torch.node.document_writer import get_file, put_on_node
+from firstfault_torch.node.document_writer import create_on_node, get_file, put_on_node
 from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.time_limits import PUBLISH_TIMEOUT_SECONDS, TERMINATED_PUBLISH_TIMEOUT_SECONDS
 
@@ -66,6 +67,10 @@ class Publication:
     """Whether all nodes agreed on the verdict, so only the node that concluded publishes it."""
     durable: bool = False
     """Whether the ``error.pb`` is in the storage."""
+    is_refused: bool = False
+    """Whether `publish` found another ``error.pb`` in the storage, and left it alone."""
+    replaces: bool = False
+    """Whether `publish` overwrites an ``error.pb``; otherwise the first one stays."""
     bundle: bytes = b""
     """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if
     another node concluded, if each has a separate folder.
@@ -103,8 +108,9 @@ class Engine(Protocol):
         """Write a sealed verdict to where the engine looks for the attempt's error;
         return it as published.
 
-        The leader publishes for all nodes; then this is called on other nodes with a durable
-        verdict. If the leader could not store it, each node publishes it. Waits end when
+        An ``error.pb`` that exists stays, and the result `is_refused`, unless the verdict
+        `replaces` it. The leader publishes for all nodes; then this is called on other nodes with a
+        durable verdict. If the leader could not store it, each node publishes it. Waits end when
         `shutdown_requested` is set; with `leaving_now`, the process exits right after this call.
         """
 
@@ -122,6 +128,11 @@ class Engine(Protocol):
         `has_rank_0`: it has the result of rank 0.
         """
 
+    def ends_with_first_node(self) -> bool:
+        """Whether the exit of one node ends the attempt on all nodes. If so, a node that has to end
+        doesn't leave the verdict to others.
+        """
+
     def announce(self, publication: Publication) -> None:
         """Print what failed, for a person who reads this node's output."""
 
@@ -137,6 +148,19 @@ class Engine(Protocol):
 
     def enforces(self, job: JobErrors) -> bool:
         """Whether the engine enforces a decision on this attempt instead of only printing it."""
+
+
+def upload_verdict(publication: Publication, name: str, seconds: float) -> Publication:
+    """Write a verdict's ``error.pb`` below the output prefix, under the engine's name for it.
+    Return the verdict with the result.
+    """
+    document, node_context = publication.sealed.document, publication.node_context
+    if publication.replaces:
+        is_written = put_on_node(name, document, node_context, seconds)
+        return replace(publication, durable=is_written)
+    receipt = create_on_node(name, document, node_context, seconds)
+    is_refused = receipt.error == ALREADY_EXISTS
+    return replace(publication, durable=receipt.durable, is_refused=is_refused)
 
 
 class RecoverableError(RuntimeError):
@@ -216,9 +240,7 @@ class PlainEngine:
                 shutdown_requested is not None and shutdown_requested.is_set()
             )
             seconds = TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else PUBLISH_TIMEOUT_SECONDS
-            document, node_context = publication.sealed.document, publication.node_context
-            durable = put_on_node(ERROR_FILE, document, node_context, seconds)
-            return replace(publication, durable=durable)
+            return upload_verdict(publication, ERROR_FILE, seconds)
         return publication
 
     def published_verdict(self) -> bytes | None:
@@ -228,6 +250,10 @@ class PlainEngine:
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
         """Return at once: nothing ends other nodes when this one exits."""
         del has_rank_0, shutdown_requested
+
+    def ends_with_first_node(self) -> bool:
+        """Return False: the other nodes go on to their verdict."""
+        return False
 
     def announce(self, publication: Publication) -> None:
         """Log the report."""

@@ -52,6 +52,7 @@ from firstfault_torch.conclusion.conclude_on_node import (
 )
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
+from firstfault_torch.conclusion.publishing import find_published_verdict, publish_or_adopt
 from firstfault_torch.engine import Engine, Publication
 from firstfault_torch.failures.torch_error_file import (
     ERROR_FILE_VARIABLE,
@@ -64,7 +65,6 @@ from firstfault_torch.guard import (
     logger,
     start_in_thread,
     suppress_internal_errors,
-    try_call,
 )
 from firstfault_torch.node.document_writer import (
     as_entry,
@@ -80,10 +80,6 @@ from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
 from firstfault_torch.worker.worker_monitor import run_recorded
-
-_MS = 1_000_000
-_MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict sealed this long before a node failed is about another failure. Clocks may differ."""
 
 
 class NodeFailedError(Exception):
@@ -249,13 +245,17 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
 
 
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Agree on a verdict with other nodes, or conclude alone, and publish. Return None if
-    firstfault itself failed.
+    """Agree on a verdict with other nodes, or conclude alone, and publish. Return None if this
+    process has to end before the others decide, or if firstfault itself failed.
     """
     publication: Publication | None = None
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
         publication = _settle_with_peers(end, settings)
-    if publication is None:
+    # Its verdict would be the first, and so the one that counts, though it knows less than theirs.
+    is_left_to_others = end.peers is not None and end.peers.settlement.is_left_to_others
+    if publication is None and is_left_to_others:
+        logger.warning("this process has to end; the other nodes conclude on the failure")
+    elif publication is None:
         with suppress_internal_errors("concluding alone"):
             publication = _conclude_alone(end, settings)
             if publication is not None:
@@ -289,7 +289,15 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
     own: Publication | None = None
     """What this node concluded as the leader, before the store was lost or another agent took over.
     """
-    for step in peers.settle(end.report.copies, settings.options.settle_seconds):
+    options = settings.options
+    grace_seconds = options.terminated_stop_seconds or options.stop_seconds
+    may_leave = not settings.engine.ends_with_first_node()
+    for step in peers.settle(
+        end.report.copies,
+        options.settle_seconds,
+        grace_seconds,
+        may_leave=may_leave,
+    ):
         # A follower gets one verdict. The leader gets the reports; if it takes too long and another
         # agent takes over, a verdict follows them.
         if isinstance(step, ElectedVerdict):
@@ -303,11 +311,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
         # second verdict; the next step has the one of that agent.
         if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
-            published = (
-                _publish_unless_published(own, end, settings)
-                if step.is_successor
-                else _publish(own, settings)
-            )
+            published = _publish(own, settings)
             is_shared = end.node_context.identity.is_folder_shared
             elected = peers.settlement.publish(
                 published.sealed.document,
@@ -320,29 +324,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
                 if elected.document == published.sealed.document
                 else _adopt_verdict(elected, end, settings)
             )
-    return _publish_unless_published(own, end, settings) if own is not None else None
-
-
-def _publish_unless_published(
-    own: Publication, end: RoundEnd, settings: ExitSettings
-) -> Publication:
-    """Publish this node's verdict without an election;
-    take another node's if it has published first.
-    """
-    found: Publication | None = None
-    if end.node_context.identity.is_folder_shared:
-        find = partial(_find_published_verdict, end.node_context, settings)
-        seconds = time_limits.VERDICT_READ_TIMEOUT_SECONDS
-        doing = "looking for another node's verdict"
-        found, error = call_with_timeout(
-            partial(try_call, find, Exception),
-            seconds,
-            doing,
-            settings.shutdown_requested,
-        ) or (None, None)
-        if error is not None:
-            logger.debug("no verdict of another node can be read: %s", error)
-    return _publish(found or own, settings)
+    return _publish(own, settings) if own is not None else None
 
 
 def _share_with_all_nodes(own: Publication, copies: Mapping[str, bytes]) -> Publication:
@@ -374,7 +356,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
     # Without the round's store the nodes can't elect a leader. They take turns by time: each looks
     # whether a node before it has published.
     if end.group_rank and is_shared:
-        find = partial(_find_published_verdict, end.node_context, settings)
+        find = partial(find_published_verdict, end.node_context, settings.engine)
         delay = sealed_verdict.get_conclusion_delay(end.group_rank)
         found = sealed_verdict.wait_for_peer_verdict(find, delay, settings.shutdown_requested)
         if found is not None:
@@ -393,7 +375,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
         settings,
         Wait(0.0),
     )
-    return _publish_unless_published(own, end, settings) if own is not None else None
+    return _publish(own, settings) if own is not None else None
 
 
 def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
@@ -413,22 +395,6 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
         engine=node_context.identity.engine,
     )
     return dict([as_entry(NodePresence(Phase.JOINED, place))])
-
-
-def _find_published_verdict(
-    node_context: NodeContext, settings: ExitSettings
-) -> Publication | None:
-    """Return the verdict that another node published on this failure. Return None if there is none,
-    or only an older verdict.
-    """
-    document = settings.engine.published_verdict()
-    if document is None:
-        return None
-    found = sealed_verdict.adopt_sealed_verdict(document, node_context, durable=True)
-    # Sealed before this agent started, or long before its failure: then it is about another
-    # failure.
-    earliest_ns = max(node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
-    return found if found.sealed.seal.timestamp_ns >= earliest_ns else None
 
 
 def _conclude_and_seal(
@@ -480,8 +446,9 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
         for call in others
     ]
     with suppress_internal_errors("publishing the verdict"):
-        publication = settings.engine.publish(
-            publication, shutdown_requested=settings.shutdown_requested
+        publish = partial(settings.engine.publish, shutdown_requested=settings.shutdown_requested)
+        publication = publish_or_adopt(
+            publication, settings.engine, publish, settings.shutdown_requested
         )
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
@@ -552,10 +519,16 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     which waits inside C++ and handles no signal.
 
     A verdict that another node has published stays: it knew more than this one learns in so short a
-    time.
+    time. So does a node that stays.
     """
+    peers = end.peers
+    may_leave = peers is not None and not settings.engine.ends_with_first_node()
+    if may_leave and peers is not None and peers.leave_to_others(end.report.copies):
+        logger.warning("this process has to end; the other nodes conclude on the failure")
+        _exit_at_once(end, settings.engine.choose_exit_code(None))
+        return
     seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
-    find = partial(_find_published_verdict, end.node_context, settings)
+    find = partial(find_published_verdict, end.node_context, settings.engine)
     publication = call_with_timeout(find, seconds, "looking for the verdict of another node")
     if publication is None:
         publication = _conclude_and_seal(
@@ -568,9 +541,16 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
         if publication is not None:
             settings.engine.announce(publication)
             _write_termination_message(publication)
-            settings.engine.publish(publication, leaving_now=True)
+            publish = partial(settings.engine.publish, leaving_now=True)
+            publication = publish_or_adopt(
+                publication, settings.engine, publish, settings.shutdown_requested
+            )
+    _exit_at_once(end, settings.engine.choose_exit_code(publication))
+
+
+def _exit_at_once(end: RoundEnd, code: int) -> None:
     # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
     # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
-    os._exit(settings.engine.choose_exit_code(publication))
+    os._exit(code)

@@ -737,18 +737,6 @@ UNREADABLE_OUTPUTS_TIMEOUT_SECONDS = TimeLimit(
     "outputs or an error",
     "it exits with 0",
 )
-POD_VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(
-    2.0,
-    "a pod",
-    "one look at another pod's verdict",
-    "it concludes itself",
-)
-SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(
-    1.0,
-    "a pod that is to end",
-    "one look at another pod's verdict",
-    "it concludes itself",
-)
 OUTPUTS_POLL_SECONDS = TimeLimit(
     0.05,
     "a pod without rank 0, longer each time",

@@ -3,7 +3,6 @@
 import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -311,21 +310,6 @@ def test_observe_and_off_leave_the_kind_of_error_to_flytekit(
     assert [text for text in caplog.messages if "observed" in text] == [line] * (
         written["act"] != written["off"]
     )
-
-
-def test_a_hung_storage_does_not_delay_a_pods_own_verdict(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod that cannot look for another pod's verdict in time keeps its own."""
-    conclusion = concluded(prefix.node_context(), [make_error(0)])
-    own = published(conclusion, prefix.node_context()).sealed
-    hangs = threading.Event()
-    monkeypatch.setattr(time_limits, "POD_VERDICT_READ_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))
-    began = time.monotonic()
-    assert flyte_engine.newest_seal(own.seal, own.document, prefix.uri) == own.document
-    assert time.monotonic() - began < SOON_S
-    hangs.set()
 
 
 def test_without_kubernetes_no_namespace_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class Node:
     def lead(self) -> Node:
         """Come to its own turn, and become the leader."""
         self.take(KeySet("order", ORDER))
-        self.answer(b"", b"0", b"0 1 2 ", b"0 1 2 ", b"")
+        self.answer(b"", b"0", b"0 1 2 ", b"0 1 2 ", b"", b"")
         (leading,) = self.answer(b"0", b"reports")
         assert isinstance(leading, Lead)
         return self
@@ -119,7 +119,7 @@ def test_a_deadline_reads_the_order_in_the_store() -> None:
     node.take(TimePassed())
     assert node.phase is ElectionPhase.LOOKING
     assert Read("firstfault/order") in node.asked[-1].operations
-    node.answer(ORDER, b"0 1 2 ", b"0 1 2 ", b"")
+    node.answer(ORDER, b"0 1 2 ", b"0 1 2 ", b"", b"")
     assert node.phase is ElectionPhase.FOLLOWING
 
 
@@ -135,7 +135,7 @@ def test_a_broken_waiting_connection_is_no_lost_store() -> None:
 def test_an_agent_is_lost_only_if_its_connection_broke(lost: bytes, is_complete: bytes) -> None:
     node = Node(0).report(b"0 ")
     node.take(TimePassed())
-    node.answer(b"", b"0 1 ", b"0 1 ", lost)
+    node.answer(b"", b"0 1 ", b"0 1 ", lost, b"")
     assert node.phase is ElectionPhase.CLOSING
     assert b'"complete": ' + is_complete in node.asked[-1].operations[1].value  # type: ignore[union-attr]
     assert Read(LOST_KEY) in node.asked[-2].operations
@@ -178,10 +178,54 @@ def test_a_leader_that_publishes_has_more_time_and_then_a_successor() -> None:
     assert node.election.deadline == node.now + build_limits(3).publishing
     node.take(TimePassed())
     node.answer(b"", b"0!")
-    node.answer(b"", b"0!", b"0 1 2 ", b"", b"")
+    node.answer(b"", b"0!", b"0 1 2 ", b"", b"", b"")
     (leading,) = node.answer(b"1", b"reports")
     assert isinstance(leading, Lead)
-    assert leading.is_successor
+
+
+@pytest.mark.parametrize(
+    ("leaving", "phase", "reason"),
+    [
+        (b"1 ", ElectionPhase.ENDED, [GiveUp(NoVerdictReason.LEFT_TO_OTHERS)]),
+        (b"1 0 2 ", ElectionPhase.CLOSING, []),
+    ],
+    ids=["others stay", "all leave"],
+)
+def test_an_agent_that_must_end_closes_no_arrivals_while_others_stay(
+    leaving: bytes, phase: ElectionPhase, reason: list[Instruction]
+) -> None:
+    node = Node(1).report(b"1 ")
+    node.take(ShutdownRequested())
+    node.now += build_limits(3).hurried_settle
+    node.take(TimePassed())
+    assert node.answer(b"", b"1! ", b"0 1 2 ", b"", leaving) == reason
+    assert node.phase is phase
+
+
+def test_an_agent_that_must_end_closes_the_arrivals_after_the_usual_time() -> None:
+    node = Node(1).report(b"1 ")
+    node.take(ShutdownRequested())
+    node.now += 10.0
+    node.take(TimePassed())
+    node.answer(b"", b"1! ", b"0 1 2 ", b"", b"1 ")
+    assert node.phase is ElectionPhase.CLOSING
+
+
+@pytest.mark.parametrize(
+    ("leaving", "reason"),
+    [(b"1 ", NoVerdictReason.LEFT_TO_OTHERS), (b"0 1 2 ", NoVerdictReason.UNDECIDED)],
+    ids=["others stay", "all leave"],
+)
+def test_an_agent_that_must_end_leaves_a_slow_leader_alone(
+    leaving: bytes, reason: NoVerdictReason
+) -> None:
+    node = Node(1).report(b"1 ")
+    node.take(TimePassed())
+    node.answer(ORDER, b"0 1 2 ", b"0 1 2 ", b"", leaving)
+    node.take(ShutdownRequested())
+    node.now += build_limits(3).hurried_leader
+    node.take(TimePassed())
+    assert node.answer(b"", b"0") == [GiveUp(reason)]
 
 
 def _reach(phase: ElectionPhase) -> Node:  # noqa: C901 - one case for each phase

@@ -7,7 +7,7 @@ import pytest
 from lab.simulated_jobs import campaign
 from lab.simulated_jobs.faults import Fault
 from lab.simulated_jobs.invariants import find_violations
-from lab.simulated_jobs.job import FORMER, PLANNED, PRESENT, Rules, SimulatedJob
+from lab.simulated_jobs.job import FORMER, PLAIN_STORAGE, PRESENT, Rules, SimulatedJob
 
 SEEDS = range(2000)
 ONE_VERDICT = "I1 at most one verdict is published"
@@ -16,24 +16,26 @@ VERDICT_EXISTS = "I3 a verdict exists if an agent lives"
 NOT_ACCUSED = "I9 no live agent counts as lost"
 
 
-def test_present_rules_end_each_agent_with_a_verdict_and_accuse_no_live_one() -> None:
+def test_present_rules_end_each_agent_with_one_verdict_and_accuse_no_live_one() -> None:
     found = campaign.play(SEEDS, PRESENT).seeds
-    assert not found.keys() & {ENDS, VERDICT_EXISTS, NOT_ACCUSED}, found
-
-
-def test_storage_that_creates_once_has_one_verdict() -> None:
-    found = campaign.play(SEEDS, PLANNED).seeds
     assert not found.keys() & {ONE_VERDICT, ENDS, VERDICT_EXISTS, NOT_ACCUSED}, found
+
+
+def test_a_storage_that_cannot_create_once_can_have_two_verdicts() -> None:
+    found = campaign.play(SEEDS, PLAIN_STORAGE).seeds
+    assert not found.keys() & {ENDS, VERDICT_EXISTS, NOT_ACCUSED}, found
+    assert found[ONE_VERDICT]
 
 
 def test_the_simulator_sees_what_the_former_rules_did() -> None:
     former = campaign.play(SEEDS, FORMER).seeds
     present = campaign.play(SEEDS, PRESENT).seeds
     assert former[NOT_ACCUSED]
-    assert len(former[ONE_VERDICT]) > len(present[ONE_VERDICT])
+    assert former[ONE_VERDICT]
+    assert ONE_VERDICT not in present
 
 
-@pytest.mark.parametrize("rules", [PRESENT, PLANNED], ids=["present", "planned"])
+@pytest.mark.parametrize("rules", [PRESENT, PLAIN_STORAGE], ids=["present", "plain storage"])
 def test_a_job_of_1000_nodes_ends_with_one_verdict(rules: Rules) -> None:
     worker = [Fault(1.0, "worker", 700, 0.0)]
     job = SimulatedJob(7, rules, 1000, worker).play()
@@ -53,7 +55,7 @@ def test_a_schedule_is_played_again_in_the_same_way() -> None:
         # frozen at the notice, it acknowledged late
         (0, 3, [Fault(1.0, "worker", 0, 0.0), Fault(0.9, "freeze", 2, 12.0)]),
         # its machine's link is slow
-        (62, 2, [Fault(1.0, "worker", 0, 0.0), Fault(0.9, "slow link", 1, 20.0)]),
+        (0, 2, [Fault(1.0, "worker", 0, 0.0), Fault(0.9, "slow link", 1, 20.0)]),
     ],
     ids=["frozen", "slow"],
 )

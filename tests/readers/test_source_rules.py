@@ -29,6 +29,8 @@ and when foreign text is read or quoted.
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.utils.run_sync": "`attempted`: storage clients and strategies raise anything",
+    "firstfault.store.base": "raised again outside of the retries, whose state would keep it",
+    "firstfault.store.fsspec_store": "the codes by which storages refuse a conditional write",
     "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",
     "firstfault_inprocess.monitor.thread": (
         "the call judges what the wrapped function raised, or was interrupted by"

@@ -55,6 +55,23 @@ class StoreTests:
         assert listed == [("a.pb", 256 * 33), ("b.pb", 0), (_UNICODE, 1)]
 
     @_opened
+    async def test_creates_an_object_once(self, store: Store) -> None:
+        """Of 16 concurrent calls of `create`, one writes the object; later ones change nothing,
+        while `put` replaces it.
+        """
+        # fsspec's memory has no conditional write, so concurrent calls may both write there
+        calls = 1 if store.uri.startswith("memory:") else 16
+        contents = [b"%d" % number for number in range(calls)]
+        created = await asyncio.gather(*(store.create("error.pb", data) for data in contents))
+        assert created.count(True) == 1
+        assert await store.get("error.pb") == contents[created.index(True)]
+        assert not await store.create("error.pb", b"later")
+        assert await store.get("error.pb") == contents[created.index(True)]
+        await store.put("error.pb", b"replaced")
+        assert await store.get("error.pb") == b"replaced"
+        assert [item.name for item in await store.list()] == ["error.pb"]
+
+    @_opened
     async def test_lists_by_name_with_sizes(self, store: Store) -> None:
         """A listing is sorted by name and has the size of each object;
         that of the store's own folder needs no name.

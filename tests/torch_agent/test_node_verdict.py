@@ -331,7 +331,7 @@ def test_the_store_ends_while_the_leader_concludes(
         election.acknowledge(store)
         peers: Any = SimpleNamespace(
             settlement=election,
-            settle=lambda copies, seconds: election.settle(
+            settle=lambda copies, seconds, *_, **__: election.settle(
                 (store.clone(), store.clone()),
                 copies,
                 seconds,

@@ -181,7 +181,7 @@ def _settled(agents: list[Agent]) -> list[bytes]:
     found: list[bytes] = []
 
     def settle(agent: Agent) -> None:
-        for step in agent.peers.settle({}, LONG_S):
+        for step in agent.peers.settle({}, LONG_S, 0.0, may_leave=True):
             if isinstance(step, CollectedReports) and agent.peers.settlement.announce_publishing():
                 # the last one
                 step = agent.peers.settlement.publish(b"sealed", durable=True)  # noqa: PLW2901

@@ -13,7 +13,7 @@ import pytest
 
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import LOST_KEY
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY
 from firstfault_torch.rounds import report_packing
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from firstfault_torch.rounds.report_packing import ElectedVerdict
@@ -251,6 +251,24 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
     assert _documents(made) == {b"sealed by 0"}
 
 
+def test_a_process_that_is_told_to_go_leaves_the_decision_to_one_that_stays(
+    agents: Callable[..., list[Agent]],
+) -> None:
+    """The other agent hasn't reported yet: it still stops its workers."""
+    first, second = agents(2, leaving={0: True})
+    store = first.store
+    store.append(LEAVING_KEY, "0 ")
+    for agent in (first, second):
+        agent.settlement.acknowledge(store)
+    thread = first.begin()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    assert (first.settled, first.settlement.is_left_to_others, first.reports) == (None, True, [])
+    second.begin().join(SOON_S)
+    assert _documents([second]) == {b"sealed by 1"}
+    assert (second.reports[0].complete, second.reports[0].lost) == (True, frozenset({0}))
+
+
 @pytest.mark.usefixtures("short_life")
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_node_without_acknowledgment_is_lost_only_if_its_connection_broke(
@@ -406,7 +424,9 @@ def test_a_leader_whose_store_falls_silent(
             leader.shutdown_requested.set()
         thread.join(SOON_S)
         assert not thread.is_alive()
-    assert (leader.settled, leader.published, requests) == (None, 0, ["compare_set"])
+        # before the store's process ends: then an abandoned request connects again
+        assert requests == ["compare_set"]
+    assert (leader.settled, leader.published) == (None, 0)
 
 
 def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> None:
@@ -459,4 +479,5 @@ def test_a_silent_store_is_asked_once_after_the_election(
         assert leader.settlement.hand_over(ElectedVerdict(b"own", durable=True)) is None
         leader.settlement.confirm()
         leader.settlement.await_confirmations()
-    assert requests == ["compare_set"]
+        # before the store's process ends: then an abandoned request connects again
+        assert requests == ["compare_set"]

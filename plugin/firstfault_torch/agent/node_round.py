@@ -134,7 +134,7 @@ class NodeRound:
         received = self._settings.signals.received
         if received is not None:
             with suppress_internal_errors("informing the peer agents of a signal"):
-                self._announce_grace()
+                self._announce_leaving()
                 self._broadcast_signal(received)
         self.peers.join(self.reporter.report.copies)
 
@@ -344,7 +344,7 @@ class NodeRound:
                 return
             # First: workers of this or another node may be about to be killed because of a failure.
             self.workers.grace.lengthen(self._terminated_seconds)
-            self._announce_grace()
+            self._announce_leaving()
             # At the same time the main thread raises SignalException and stops the workers, but it
             # may be blocked in C++ for minutes; so this thread writes the document. Deadlines
             # first: they apply to this very upload.
@@ -360,9 +360,12 @@ class NodeRound:
             # in any case: the main thread waits for it in `report_agent`
             self._signal_reported.set()
 
-    def _announce_grace(self) -> None:
-        """Let the peers' healthy workers have as much time to end as this node's."""
+    def _announce_leaving(self) -> None:
+        """Let the peers know that this process has to end, so that they decide; and let their
+        healthy workers have as much time to end as this node's.
+        """
         if self.peers is not None:
+            self.peers.broadcast.mark_leaving()
             self.peers.broadcast.announce_grace(self._terminated_seconds)
 
     def _broadcast_signal(self, received: SignalReceived) -> None:

@@ -27,6 +27,10 @@ _NODES_WITH_SEPARATE_TURNS = 4
 """The number of nodes that each have a separate turn."""
 
 
+class OtherVersionError(BadDocumentError):
+    """A verdict was sealed by a version of firstfault that this one can't read."""
+
+
 class NodeConclusion(NamedTuple):
     """What a node concluded, and from what."""
 
@@ -71,13 +75,14 @@ def read_sealed_verdict(document: bytes) -> SealedVerdict:
     """Return the verdict that another node, or another attempt, sealed in this ``error.pb``.
 
     Raises:
-        BadDocumentError: the document isn't a sealed verdict of a version that can be read.
+        OtherVersionError: the verdict can't be read by this version.
+        BadDocumentError: the document isn't a sealed verdict.
     """
     seal = decode(document, DocumentRef(ERROR_FILE))
     if not isinstance(seal, Seal):
         raise BadDocumentError(f"{ERROR_FILE} has no sealed verdict")
     if (sealed := from_json(seal.json)) is None:
-        raise BadDocumentError(f"{ERROR_FILE} was sealed by a different version")
+        raise OtherVersionError(f"{ERROR_FILE} was sealed by a different version")
     return SealedVerdict(*sealed, seal, document)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import NodePresence, Receipt, WorkerError
-from firstfault.recorder.client import RecorderClient, Target
+from firstfault.recorder.client import ALREADY_EXISTS, RecorderClient, Target
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.recorder.spool import Spool, SpooledDocument
@@ -166,17 +166,29 @@ def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: floa
 
     It waits for at most `seconds`, and never raises; a failure is logged.
     """
-    target = Target(path)
+    return _upload_file(Target(path), data, node_context, seconds).durable
+
+
+def create_on_node(path: str, data: bytes, node_context: NodeContext, seconds: float) -> Receipt:
+    """Write a file as `put_on_node` does, unless there is one; return the receipt.
+
+    Its error is `firstfault.recorder.client.ALREADY_EXISTS` if there is one.
+    """
+    return _upload_file(Target(path, only_new=True), data, node_context, seconds)
+
+
+def _upload_file(target: Target, data: bytes, node_context: NodeContext, seconds: float) -> Receipt:
     files = _get_folder(node_context)
     file = None
     if files is not None:
         add = partial(files.outgoing_spool.add, target.name, data)
         file = call_with_timeout(add, MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
     receipt = _upload(target, file, data, node_context, time.monotonic() + seconds)
-    if files is not None and file is not None and receipt.durable:
+    is_over = receipt.durable or receipt.error == ALREADY_EXISTS
+    if files is not None and file is not None and is_over:
         # Nobody reads it again, and a job may write such a file each hour for a month.
         files.outgoing_spool.remove(target.name)
-    return receipt.durable
+    return receipt
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:
@@ -203,13 +215,16 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     Raises:
         firstfault.errors.StoreError: it could not be written.
     """
+    _write_file(output_prefix, Target(path), data)
 
-    async def put() -> None:
+
+def _write_file(output_prefix: str, target: Target, data: bytes) -> bool:
+    async def put() -> bool:
         # workers may be forked after this, and restarts fork again
         async with open_store(output_prefix, may_fork=True) as store:
-            await store.put(path, data)
+            return await target.write(store, data)
 
-    run_sync(put())
+    return run_sync(put())
 
 
 def _upload(
@@ -252,7 +267,7 @@ def _upload(
                 local=True,
             )
     # The agent of a worker tries again, and logs it for all workers of its node.
-    if not receipt.durable and not is_in_worker():
+    if not receipt.durable and receipt.error != ALREADY_EXISTS and not is_in_worker():
         log_failed_upload(node_context.output_prefix, receipt.error)
     return receipt
 
@@ -265,16 +280,16 @@ def _by_this_process(
 ) -> Receipt:
     asked = threading.Event()
 
-    def upload() -> tuple[None, BaseException | None]:
+    def upload() -> tuple[bool | None, BaseException | None]:
         # set by the thread itself: whether a thread could start can't be seen from a missing answer
         asked.set()
-        return try_call(lambda: put_file(node_context.output_prefix, target.path, data), Exception)
+        return try_call(lambda: _write_file(node_context.output_prefix, target, data), Exception)
 
     answer = call_with_timeout(upload, seconds, "uploading an error document")
     if answer is not None:
-        error = answer[1]
+        is_written, error = answer
         if error is None:
-            return target.done()
+            return target.done() if is_written else target.refused()
         return target.failed(
             str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
         )

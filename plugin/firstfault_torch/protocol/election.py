@@ -22,7 +22,10 @@ Rules; `tests/protocol` has a test of each, and plays schedules in which they ar
 3. A leader takes a verdict that arrives while it concludes.
 4. That a process has to end is a message of its own, sent when the signal comes.
 5. An agent is lost if a connection to it broke. One that has only not reported may live.
-6. A successor of a leader that began to publish looks for a published verdict first.
+6. Publishing fails if there is a verdict, and that one counts. So leaders that don't know of each
+   other publish one verdict.
+7. An agent whose process has to end decides only if no other one can: it knows less than an agent
+   that stays, and its verdict would be the first.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ JOINED_KEY = "firstfault/joined"
 """What each agent stored when its workers started: concatenated frames."""
 LOST_KEY = "firstfault/lost"
 """Group ranks of agents whose connection broke."""
+LEAVING_KEY = "firstfault/leaving"
+"""Group ranks of agents whose processes have to end, from the moment of the signal."""
 _MARK = b"!"
 """Behind a group rank: the agent's process has to end. Behind the leader's: it publishes."""
 
@@ -110,14 +115,14 @@ class Agents:
     """Connections to them broke, and they haven't reported."""
 
     @classmethod
-    def parse(cls, arrived: bytes, acknowledged: bytes, lost: bytes) -> Agents:
-        """Parse the values of three keys: words that are group ranks."""
+    def parse(cls, arrived: bytes, acknowledged: bytes, lost: bytes, leaving: bytes) -> Agents:
+        """Parse the values of four keys: words that are group ranks."""
         words = arrived.split()
         ranks = dict.fromkeys(int(word.rstrip(_MARK)) for word in words)
-        leaving = (int(word[:-1]) for word in words if word.endswith(_MARK))
+        marked = (int(word[:-1]) for word in words if word.endswith(_MARK))
         return cls(
             tuple(ranks),
-            frozenset(leaving),
+            frozenset(marked).union(map(int, leaving.split())),
             frozenset(map(int, acknowledged.split())),
             frozenset(map(int, lost.split())) - ranks.keys(),
         )
@@ -126,6 +131,11 @@ class Agents:
     def live(self) -> set[int]:
         """The agents that have acknowledged the failure or reported, and aren't lost."""
         return {*self.arrived, *self.acknowledged} - self.lost
+
+    @property
+    def staying(self) -> set[int]:
+        """The live agents whose processes don't have to end."""
+        return self.live - self.leaving
 
     def is_complete(self, nodes: int) -> bool:
         """Whether every agent has reported or is known to be dead."""
@@ -172,8 +182,11 @@ class Election:
         """When this agent learned the order of leaders."""
         self._closes_at = 0.0
         """When the arrivals are closed without the missing agents."""
+        self._grace = 0.0
+        """Seconds by which that is later if an agent leaves: then workers may still be saving."""
+        self._may_leave = True
         self._pause = limits.first_pause
-        self._agents = Agents((), frozenset(), frozenset(), frozenset())
+        self._agents = Agents.parse(b"", b"", b"", b"")
         self._leaders: list[int] = []
         self._is_complete = True
         self._turn = 0
@@ -197,7 +210,9 @@ class Election:
         match event:
             case _ if self.phase is ElectionPhase.ENDED:
                 return []
-            case Started(report, settle_seconds):
+            case Started(report, settle_seconds, grace_seconds, may_leave):
+                self._grace = grace_seconds
+                self._may_leave = may_leave
                 return self._begin(report, now + settle_seconds)
             case Answered(request, values):
                 return self._take_answer(values, now) if request == self._request else []
@@ -297,7 +312,8 @@ class Election:
         return []
 
     def _read_agents(self) -> tuple[Read, ...]:
-        return Read(self.key("arrived")), Read(self.key("heard")), Read(LOST_KEY)
+        keys = self.key("arrived"), self.key("heard"), LOST_KEY, LEAVING_KEY
+        return tuple(map(Read, keys))
 
     # --- until all agents have reported -------------------------------------------------------
 
@@ -316,7 +332,7 @@ class Election:
         return b"%d%s " % (self._own, _MARK if is_leaving else b"")
 
     def _collect(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
-        self._agents = Agents.parse(values[-1], b"", b"")
+        self._agents = Agents.parse(values[-1], b"", b"", b"")
         self.arrival_number = self._agents.arrived.index(self._own) + 1
         before: list[Instruction] = [WatchKeys(("order", "verdict"))]
         if self._shutdown_at is not None and self._own not in self._agents.leaving:
@@ -353,13 +369,16 @@ class Election:
 
     def _take_look(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
         order, *agents = values
+        self._agents = Agents.parse(*agents)
         if order:
             return self._take_order(order, now)
-        self._agents = Agents.parse(*agents)
         if self._agents.have_live_ones_reported() or self._agents.is_complete(self._nodes):
             return self._close(is_complete=self._agents.is_complete(self._nodes))
-        closes_at = self._limit(self._closes_at)
+        usual = self._closes_at + (self._grace if self._agents.leaving else 0.0)
+        closes_at = self._limit(usual)
         if now >= closes_at:
+            if now < usual and self._can_others_decide():
+                return self._give_up(NoVerdictReason.LEFT_TO_OTHERS)
             return self._close(is_complete=False)
         pause = self._pause
         self._pause = min(2 * pause, self._limits.longest_pause)
@@ -376,6 +395,10 @@ class Election:
             Swap(self.key("leader"), b"", str(leaders[0]).encode()),
             SetOnce(self.key("order"), order.encode()),
         )
+
+    def _can_others_decide(self) -> bool:
+        """Whether this agent may leave the decision to one that stays."""
+        return self._may_leave and bool(self._agents.staying - {self._own})
 
     # --- turn by turn -------------------------------------------------------------------------
 
@@ -434,7 +457,11 @@ class Election:
         if self._shutdown_at is not None:
             hurried_since = max(self._shutdown_at, self._ordered_at)
             if now >= hurried_since + self._limits.hurried_leader:
-                return self._give_up(NoVerdictReason.UNDECIDED)
+                return self._give_up(
+                    NoVerdictReason.LEFT_TO_OTHERS
+                    if self._can_others_decide()
+                    else NoVerdictReason.UNDECIDED
+                )
         return self._next_turn(now)
 
     def _take_leadership(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
@@ -454,7 +481,6 @@ class Election:
                 frozenset(agents.arrived),
                 self._is_complete,
                 agents.leaving | agents.lost,
-                is_successor=bool(self._overdue),
             )
         ]
 

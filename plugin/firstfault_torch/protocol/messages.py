@@ -54,6 +54,10 @@ class Started:
     report: bytes
     settle_seconds: float
     """Longest wait for the peers' reports, seconds."""
+    grace_seconds: float = 0.0
+    """How much longer the workers of any node may take to end once one node got a signal."""
+    may_leave: bool = True
+    """Whether this agent, if its process has to end, may leave the decision to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +174,6 @@ class Lead:
     """Each other agent is known to be dead."""
     lost: frozenset[int]
     """Group ranks of the agents that leave or are dead."""
-    is_successor: bool = False
-    """An earlier leader began to publish, and didn't finish in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class NoVerdictReason(Enum):
 
     UNDECIDED = "no agent has published a verdict in time"
     STORE_LOST = "the store doesn't answer"
+    LEFT_TO_OTHERS = "this process has to end, and other agents decide"
     INTERRUPTED = "another failure has ended the attempt"
 
 

@@ -18,7 +18,14 @@ import torch.distributed as dist
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, start_late, try_call
-from firstfault_torch.protocol.election import JOINED_KEY, LOST_KEY, Agents, Election, ElectionPhase
+from firstfault_torch.protocol.election import (
+    JOINED_KEY,
+    LEAVING_KEY,
+    LOST_KEY,
+    Agents,
+    Election,
+    ElectionPhase,
+)
 from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
     Adopt,
@@ -68,8 +75,6 @@ class CollectedReports:
     """Every live agent has reported."""
     lost: frozenset[int] = frozenset()
     """Group ranks of the agents that leave, and of those whose connection broke."""
-    is_successor: bool = False
-    """An earlier leader began to publish, and may have."""
 
 
 class VerdictElection:
@@ -88,7 +93,7 @@ class VerdictElection:
     Keys in the store: "heard" (agents that acknowledged the failure), "reports", "arrived" (who has
     reported; "!" behind an agent that leaves), "order" (who may lead, one after another), "leader"
     (the group rank of the leader, with "!" behind it while it publishes), "verdict", "confirmed"
-    (who has the verdict), and "lost" for all topics.
+    (who has the verdict); "lost" and "leaving" for all topics.
     """
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
@@ -107,6 +112,10 @@ class VerdictElection:
         self._shutdown_requested = threading.Event()
         """The event that `settle` was given."""
         self._knows_of_shutdown = False
+        self.is_left_to_others = False
+        """Whether `settle` ended without a verdict because this process has to end, and agents take
+        part that stay.
+        """
         self._has_lost_store = False
         """Whether the store didn't answer after the election: it is asked nothing more."""
         self.thread: threading.Thread | None = None
@@ -129,12 +138,15 @@ class VerdictElection:
         """Record that this node has received the failure notice, so its agent is alive."""
         store.append(self._key("heard"), f"{self._own} ")
 
-    def settle(
+    def settle(  # noqa: PLR0913 - keywords
         self,
         connections: tuple[Any, Any],
         copies: Mapping[str, bytes],
         seconds: float,
         shutdown_requested: threading.Event,
+        *,
+        grace_seconds: float = 0.0,
+        may_leave: bool = True,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
         """Yield the nodes' reports if this agent is the leader,
         and another leader's verdict as the last value.
@@ -144,14 +156,16 @@ class VerdictElection:
         many agents are lost.
 
         The second of the two connections to the store only waits, at most `seconds` for other
-        nodes' reports. `shutdown_requested` shortens the waits; if it is already set, this process
-        was terminated, and other nodes conclude.
+        nodes' reports, and `grace_seconds` longer once a node got a signal. `shutdown_requested`
+        shortens the waits; if it is already set, this process was terminated, and other nodes
+        conclude if this one `may_leave` that to them.
         """
         self._connections = connections
         self._shutdown_requested = shutdown_requested
         if shutdown_requested.is_set():
             self._handle(self._take_shutdown())
-        self._handle(Started(frame_report(self._own, self._nodes, copies), seconds))
+        report = frame_report(self._own, self._nodes, copies)
+        self._handle(Started(report, seconds, grace_seconds, may_leave))
         while True:
             while not self._outcomes:
                 self._handle(self._await_event())
@@ -166,6 +180,7 @@ class VerdictElection:
                 return
             elif isinstance(outcome, GiveUp):
                 self._has_lost_store = outcome.reason is NoVerdictReason.STORE_LOST
+                self.is_left_to_others = outcome.reason is NoVerdictReason.LEFT_TO_OTHERS
                 logger.info("no agreement with the other nodes: %s", outcome.reason.value)
                 return
 
@@ -224,7 +239,8 @@ class VerdictElection:
         # and could publish a second verdict.
         if not self._can_ask:
             return
-        keys = (self._key("arrived"), self._key("heard"), LOST_KEY, self._key("confirmed"))
+        names = self._key("arrived"), self._key("heard")
+        keys = (*names, LOST_KEY, LEAVING_KEY, self._key("confirmed"))
         look = partial(self._carry_out, [Read(key) for key in keys])
         deadline = time.monotonic() + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS
         while time.monotonic() < deadline and not self._shutdown_requested.is_set():
@@ -255,6 +271,12 @@ class VerdictElection:
             store.append(self._key("arrived"), f"{self._own}! ")
 
         self._call_store(report, "handing in this node's report")
+
+    def can_others_decide(self, store: Any) -> bool:
+        """Whether other agents take part in the election whose processes don't have to end."""
+        keys = self._key("arrived"), self._key("heard"), LOST_KEY, LEAVING_KEY
+        values = (store.get(key) if store.check([key]) else b"" for key in keys)
+        return bool(Agents.parse(*map(bytes, values)).staying - {self._own})
 
     def interrupt(self) -> None:
         """End `settle` at once, from any thread: the election is pointless."""
@@ -395,7 +417,7 @@ def _build_reports(leading: Lead) -> CollectedReports:
             copies.update(files)
     for _, files in parse_frames(leading.reports):
         copies.update(files)
-    return CollectedReports(copies, leading.complete, leading.lost, leading.is_successor)
+    return CollectedReports(copies, leading.complete, leading.lost)
 
 
 def count_joined(store: Any) -> int:

@@ -22,7 +22,7 @@ from firstfault_torch.guard import (
     suppress_internal_errors,
     try_call,
 )
-from firstfault_torch.protocol.election import LOST_KEY
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY
 from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
 
 OUTCOME_KEY = "firstfault/outcome"
@@ -198,13 +198,18 @@ class FailureBroadcast:
 
     def mark_lost(self, group_rank: int) -> None:
         """Record that the connection to an agent broke; don't wait."""
+        self._append_rank(LOST_KEY, group_rank, "informing the peer agents of a lost one")
 
+    def mark_leaving(self) -> None:
+        """Record that this process has to end; don't wait."""
+        self._append_rank(LEAVING_KEY, self._group_rank, "informing the peer agents of the end")
+
+    def _append_rank(self, key: str, group_rank: int, doing: str) -> None:
         def put() -> None:
             store = self._connection or connect_to_store(self._store)
-            store.append(LOST_KEY, f"{group_rank} ")
+            store.append(key, f"{group_rank} ")
 
-        inform = partial(try_call, put, dist.DistError)
-        call_with_timeout(inform, 0, "informing the peer agents of a lost one")
+        call_with_timeout(partial(try_call, put, dist.DistError), 0, doing)
 
     def announce_grace(self, seconds: float) -> None:
         """Let the peers' healthy workers have `seconds` to end,

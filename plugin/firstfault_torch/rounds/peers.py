@@ -292,13 +292,32 @@ class Peers:
         if connections is not None:
             self.agreement.leave(connections[0], copies)
 
+    def leave_to_others(self, copies: Mapping[str, bytes]) -> bool:
+        """Hand in this node's report, as a process that has to end at once;
+        return whether other nodes decide.
+        """
+
+        def leave() -> bool:
+            store = self.connect()
+            self.settlement.leave(store, copies)
+            return self.settlement.can_others_decide(store)
+
+        seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
+        return bool(call_with_timeout(leave, seconds, "leaving the verdict to the other nodes"))
+
     def settle(
-        self, copies: Mapping[str, bytes], seconds: float
+        self,
+        copies: Mapping[str, bytes],
+        seconds: float,
+        grace_seconds: float,
+        *,
+        may_leave: bool,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
         """Elect the leader that concludes; see `VerdictElection.settle`.
 
         `seconds` count from the end of the time that all nodes' workers have after a signal to one
-        node.
+        node, which is `grace_seconds`. If this node `may_leave` the decision to others, it does so
+        once its process has to end.
         """
         connections = self.broadcast.connections()
         if connections is not None:
@@ -308,6 +327,8 @@ class Peers:
                 copies,
                 seconds,
                 self._shutdown_requested,
+                grace_seconds=grace_seconds,
+                may_leave=may_leave,
             )
 
     def confirm_verdict(self) -> None:

@@ -306,6 +306,8 @@ class TorchrunEngine(PlainEngine):
         into one for temporary files.
         """
         published = PlainEngine.publish(self, publication, **how)
+        if published.is_refused:
+            return published
         prefix = self.identity().output_prefix
         # The folder may hang: a copy for readers goes into the temporary folder of this node.
         if not published.durable:

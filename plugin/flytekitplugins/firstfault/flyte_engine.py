@@ -18,22 +18,21 @@ from pathlib import Path
 from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.errors import (
     AccessDeniedError,
-    BadDocumentError,
     ObjectNotFoundError,
     ObjectTooLargeError,
     StoreError,
 )
 from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
-from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
+from firstfault.model import ExceptionInfo, JobErrors, Kind, Origin
 from firstfault.model.job import Action, pods_live
 from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
-from firstfault.wire.documents import decode, encode_seal
+from firstfault.wire.documents import encode_seal
 from firstfault_torch import time_limits
-from firstfault_torch.engine import ErrorName, Publication, SealedVerdict
-from firstfault_torch.guard import call_with_timeout, logger, try_call
-from firstfault_torch.node.document_writer import get_file, put_on_node
+from firstfault_torch.engine import ErrorName, Publication, SealedVerdict, upload_verdict
+from firstfault_torch.guard import logger, try_call
+from firstfault_torch.node.document_writer import get_file
 from firstfault_torch.node_context import Identity
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 
@@ -131,11 +130,6 @@ class FlyteEngine:
                 if publication.durable
                 else self._upload(publication, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             )
-        if not publication.for_all:
-            # the nodes could not settle on one verdict
-            own = publication.sealed
-            document = newest_seal(own.seal, own.document, self.output_prefix, shutdown_requested)
-            publication = replace(publication, sealed=replace(own, document=document))
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
         # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
         # use up the verdict's.
@@ -150,10 +144,7 @@ class FlyteEngine:
         return replace(publication, is_deck_pending=is_deck_pending)
 
     def _upload(self, publication: Publication, seconds: float) -> Publication:
-        name = sealed_name(self.output_prefix)
-        document, node_context = publication.sealed.document, publication.node_context
-        durable = put_on_node(name, document, node_context, seconds)
-        return replace(publication, durable=durable)
+        return upload_verdict(publication, sealed_name(self.output_prefix), seconds)
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded, or None for a local call."""
@@ -167,6 +158,10 @@ class FlyteEngine:
         """
         if self.in_pod and not has_rank_0:
             await_outputs(self.output_prefix, shutdown_requested)
+
+    def ends_with_first_node(self) -> bool:
+        """Whether this is a pod: Flyte reads the error when the first pod has ended."""
+        return self.in_pod
 
     def announce(self, publication: Publication) -> None:
         """Log the report."""
@@ -258,40 +253,6 @@ def sealed_name(output_prefix: str) -> str:
     """
     unique = uuid.uuid5(uuid.NAMESPACE_URL, output_prefix).hex
     return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
-
-
-def newest_seal(
-    seal: Seal,
-    document: bytes,
-    output_prefix: str,
-    shutdown_requested: threading.Event | None = None,
-) -> bytes:
-    """Return the ``error.pb`` to keep: another pod's,
-    unless this pod's was concluded from more documents.
-
-    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
-    Once `shutdown_requested` is set, the lookup gets less time.
-    """
-    # Not atomic: two pods may both find nothing here, and then the last upload wins. Each verdict
-    # is complete, so Flyte never reads a mixture.
-    name = sealed_name(output_prefix)
-    look = partial(get_file, output_prefix, name)
-    doing, hurried = (
-        "looking for the verdict of another pod",
-        time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS,
-    )
-    limit = time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS
-    other = call_with_timeout(look, limit, doing, shutdown_requested, shutdown_seconds=hurried)
-    try:
-        found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
-    except BadDocumentError:
-        return document
-    # A stock error file decodes to a WorkerError: it has no verdict on the job and is overwritten.
-    return (
-        other
-        if other is not None and isinstance(found, Seal) and found.count >= seal.count
-        else document
-    )
 
 
 def await_outputs(

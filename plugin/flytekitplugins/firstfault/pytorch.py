@@ -17,6 +17,7 @@ from firstfault.model import NodePresence, NodeSetup, Phase, Place, Receipt
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
+from firstfault_torch.conclusion.publishing import publish_or_adopt
 from firstfault_torch.conclusion.sealed_verdict import seal_verdict
 from firstfault_torch.engine import Publication
 from firstfault_torch.guard import start_in_thread, suppress_internal_errors
@@ -60,7 +61,7 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
             # If this fails, or `publish` does, `is_deck_pending` stays None and the task's own
             # exception goes to the entrypoint, which writes a stock error file.
             publication = _conclude(error, engine, options, node_context, place)
-            publication = engine.publish(publication)
+            publication = publish_or_adopt(publication, engine, engine.publish)
         if publication is not None:
             with suppress_internal_errors("notifying others"):
                 # After publishing: a notifier is user code or a network request, and must not delay

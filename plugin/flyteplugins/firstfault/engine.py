@@ -92,6 +92,8 @@ class Flyte2Engine(TorchrunEngine):
         to where Flyte reads it.
         """
         published = super().publish(publication, leaving_now=leaving_now, **how)
+        if published.is_refused:
+            return published
         # The pod that concluded has a report; all others have the verdict alone, or leave at once.
         own = publication.own
         report = own.report if own is not None and not leaving_now else None
@@ -135,6 +137,10 @@ class Flyte2Engine(TorchrunEngine):
                 hurried,
             )
         return published
+
+    def ends_with_first_node(self) -> bool:
+        """Return True: the exit of a pod ends or restarts all of the JobSet."""
+        return True
 
     def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why;

@@ -7,15 +7,20 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt, Resources
 from firstfault.recorder import time_limits
 from firstfault.recorder.folder import NodeFolder
 
+if TYPE_CHECKING:
+    from firstfault.store import Store
+
 RECEIVED = b"received\n"
 """The first line of each answer."""
+ALREADY_EXISTS = "the object exists already"
+"""The error in the receipt of an upload that left an existing object alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +33,32 @@ class Target:
     """CLOCK_MONOTONIC at the fault; `Receipt.fault_to_durable_ns` counts from it."""
     rank: int | None = None
     """The worker's global rank."""
+    only_new: bool = False
+    """Whether to leave an object alone that exists."""
 
     @property
     def name(self) -> str:
         """The object's name."""
         return self.path.rsplit("/", 1)[-1]
 
+    async def write(self, store: Store, data: bytes) -> bool:
+        """Write the object; return whether it was written.
+
+        Raises:
+            firstfault.errors.StoreError: the storage failed.
+        """
+        if self.only_new:
+            return await store.create(self.path, data)
+        await store.put(self.path, data)
+        return True
+
     def failed(self, reason: str) -> Receipt:
         """Return the receipt of an upload that failed."""
         return Receipt(self.name, durable=False, error=reason, rank=self.rank)
+
+    def refused(self) -> Receipt:
+        """Return the receipt of an upload that left an existing object alone."""
+        return self.failed(ALREADY_EXISTS)
 
     def done(self) -> Receipt:
         """Return the receipt of an upload that has just ended."""

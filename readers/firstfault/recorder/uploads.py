@@ -183,8 +183,10 @@ class Uploads:
             return await attempted(call(self._store))
 
     async def _put(self, target: Target, data: bytes) -> model.Receipt:
-        _, error = await self._with_store(lambda store: store.put(target.path, data))
-        return target.failed(error) if error else target.done()
+        is_written, error = await self._with_store(lambda store: target.write(store, data))
+        if error:
+            return target.failed(error)
+        return target.done() if is_written else target.refused()
 
 
 async def _first_durable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -124,6 +125,10 @@ class Store(abc.ABC):
         """See `Store.put`."""
 
     @abc.abstractmethod
+    async def create_once(self, path: str, data: bytes) -> bool:
+        """See `Store.create`."""
+
+    @abc.abstractmethod
     async def exists_once(self, path: str) -> bool:
         """See `Store.exists`; a client may raise its error for a missing object
         instead of returning False.
@@ -192,6 +197,15 @@ class Store(abc.ABC):
         # same name, same bytes.
         await self.request("write", path, lambda client: client.put_once(path, data))
 
+    async def create(self, path: str, data: bytes) -> bool:
+        """Write an object unless it exists; return whether this call has written it.
+
+        Of concurrent calls, one writes. A storage without conditional writes is asked first whether
+        the object exists, so there two calls at the same moment may both write. After an error that
+        was retried, the existing object may be this call's own.
+        """
+        return await self.request("write", path, lambda client: client.create_once(path, data))
+
     async def exists(self, path: str) -> bool:
         """Whether the object exists."""
         try:
@@ -243,6 +257,14 @@ class Store(abc.ABC):
         if isinstance(converted, errors.StoreUnavailableError):
             raise converted
         return converted
+
+    async def create_after_look(self, path: str, data: bytes) -> bool:
+        """Write an object unless it exists, on a storage without conditional writes."""
+        with contextlib.suppress(FileNotFoundError):
+            if await self.exists_once(path):
+                return False
+        await self.put_once(path, data)
+        return True
 
     def check_size(self, path: str, size: int, limit: int | None) -> None:
         """Raise `ObjectTooLargeError` if an object has more bytes than the limit."""

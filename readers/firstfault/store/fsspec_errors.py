@@ -23,8 +23,7 @@ def classify_client_error(error: Exception, verb: str) -> tuple[StorageErrorKind
     if region is not None:
         return StorageErrorKind.WRONG_REGION, region
     # s3fs raises one error for a missing bucket and a missing object
-    cause = getattr(error.__cause__, "response", None) or {}
-    if cause.get("Error", {}).get("Code") == "NoSuchBucket":
+    if get_error_code(error) == "NoSuchBucket":
         return StorageErrorKind.BUCKET_NOT_FOUND, line
     if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
         return StorageErrorKind.OBJECT_NOT_FOUND, ""
@@ -40,6 +39,12 @@ def classify_client_error(error: Exception, verb: str) -> tuple[StorageErrorKind
     if isinstance(error, OSError) or type(error).__module__.split(".")[0] in known["packages"]:
         return StorageErrorKind.OTHER, f"{name}: {line}"
     return None
+
+
+def get_error_code(error: Exception) -> str:
+    """Return the code that S3 gave an error, which s3fs keeps as its cause; empty for others."""
+    response = getattr(error.__cause__, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def to_one_line(error: Exception) -> str:

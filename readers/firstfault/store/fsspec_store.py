@@ -8,26 +8,35 @@ import asyncio
 import contextlib
 import datetime as dt
 import functools
+import inspect
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import listings, settings
 from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T
-from firstfault.store.fsspec_errors import classify_client_error, to_one_line
+from firstfault.store.fsspec_errors import classify_client_error, get_error_code, to_one_line
 from firstfault.store.settings import build_storage_options, describe_missing_credentials
 from firstfault.store.uris import join
 
 FIRST_ANSWER_TIMEOUT_SECONDS = 8.0
 """For a storage's first response, seconds: Google's and Azure's clients retry for up to a minute.
 """
+_CONFLICT_CODES = {"ConditionalRequestConflict", "OperationAborted"}
+"""S3: another conditional write of the object is in progress."""
+_REFUSED_CONDITION_CODES = {"PreconditionFailed", "412"}
+_UNKNOWN_CONDITION_CODES = {"NotImplemented", "501"}
+_UNKNOWN_PARAMETER = "ParamValidationError"
+"""botocore's, before 1.35.20, for a condition that it doesn't know."""
 
 
 class FsspecStore(Store):
@@ -153,24 +162,56 @@ class FsspecStore(Store):
             # name is needed.
             await self._send_request("pipe_file", full, data)
             return
+        await asyncio.to_thread(self._write_part, full, data, self._fs.mv)
+
+    def _write_part(self, full: str, data: bytes, move: Callable[[str, str], T]) -> T:
+        """Write a temporary file, `move` it to its name, and return what `move` returns."""
         # A reader may list the folder while this process writes, or is killed halfway: it must see
         # a whole file or none. A rename is atomic within a file system. The random part separates
         # concurrent writers of one name: a slow upload and its retry, or two pods on a shared
         # volume.
         part = f"{full}.{uuid.uuid4().hex}{listings.PARTIAL_FILE_SUFFIX}"
+        self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+        try:
+            self._fs.pipe_file(part, data)
+            return move(part, full)
+        except Exception:
+            # on a full disk the partial file would occupy the last bytes
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(part)
+            raise
 
-        def write() -> None:
-            self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-            try:
-                self._fs.pipe_file(part, data)
-                self._fs.mv(part, full)
-            except Exception:
-                # on a full disk the partial file would occupy the last bytes
-                with contextlib.suppress(Exception):
-                    self._fs.rm_file(part)
+    async def create_once(self, path: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        full = self._build_path(path)
+        if isinstance(self._fs, LocalFileSystem):
+            return await asyncio.to_thread(self._write_part, full, data, _move_unless_exists)
+        option = self._find_create_option()
+        if option is None:
+            return await self.create_after_look(path, data)
+        try:
+            await self._send_request("pipe_file", full, data, **option)
+        except FileExistsError:
+            return False
+        except Exception as error:
+            code = get_error_code(error)
+            if code in _CONFLICT_CODES:
+                raise StoreUnavailableError(f"another process writes {path}") from error
+            if code in _REFUSED_CONDITION_CODES:
+                return False
+            if code not in _UNKNOWN_CONDITION_CODES and type(error).__name__ != _UNKNOWN_PARAMETER:
                 raise
+            return await self.create_after_look(path, data)
+        return True
 
-        await asyncio.to_thread(write)
+    def _find_create_option(self) -> dict[str, Any] | None:
+        """Return the option by which the filesystem's `_pipe_file` only creates files, or None."""
+        if not isinstance(self._fs, AsyncFileSystem):
+            return None
+        parameters = inspect.signature(self._fs._pipe_file).parameters  # noqa: SLF001 - its hook
+        if "mode" in parameters:
+            return {"mode": "create"}
+        return {"overwrite": False} if "overwrite" in parameters else None
 
     async def exists_once(self, path: str) -> bool:
         """See `Store.exists`."""
@@ -221,11 +262,11 @@ class FsspecStore(Store):
             str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
         )
 
-    async def _send_request(self, name: str, *args: Any) -> Any:
+    async def _send_request(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Send one request, with a timeout except for reads from clouds other than S3."""
         # the clients' own timeouts don't bound a request: they retry internally, or restart the
         # clock with each byte
-        call = self._call_filesystem(name, *args)
+        call = self._call_filesystem(name, *args, **kwargs)
         # A synchronous filesystem runs in a thread, which a timeout can't stop: it would continue
         # in the background.
         is_limited = self._protocol in self.ordered_schemes or name == "pipe_file"
@@ -270,6 +311,25 @@ class FsspecStore(Store):
 
     def _build_path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
+
+
+def _move_unless_exists(part: str, full: str) -> bool:
+    """Give a local file its name unless a file has it; return whether it got the name."""
+    source, target = Path(part), Path(full)
+    try:
+        target.hardlink_to(source)  # unlike a rename, it fails if the name is taken
+    except FileExistsError:
+        source.unlink()
+        return False
+    except OSError:
+        # A file system without hard links. Two calls at the same moment may both write.
+        if not target.exists():
+            source.replace(target)
+            return True
+        source.unlink()
+        return False
+    source.unlink()
+    return True
 
 
 def _get_request_timeout_seconds() -> float:

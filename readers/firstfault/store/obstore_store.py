@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import obstore
 
+from firstfault.errors import StoreUnavailableError
 from firstfault.store import listings
 from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T, WrongRegionError
 from firstfault.store.listings import ObjectInfo, Page, build_single_page, to_nanoseconds
@@ -37,6 +38,8 @@ S3_ERROR_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 REFUSED_STATUSES = {401, 403}
 NOT_FOUND_STATUS = 404
 TOO_MANY_REQUESTS_STATUS = 429
+NOT_IMPLEMENTED_STATUS = "501"
+CONFLICT_CODES = {"ConditionalRequestConflict", "OperationAborted"}
 FIRST_SERVER_ERROR_STATUS = 500
 REDIRECT_STATUSES = {301, 307, 308}
 BUCKET_NOT_FOUND_CODES = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
@@ -132,6 +135,29 @@ class ObstoreStore(Store):
         # A single PUT is atomic and needs no cleanup. A multipart upload of a process that dies
         # leaves parts behind, which the bucket's owner pays for.
         await obstore.put_async(self._client, self._build_path(path), data, use_multipart=False)
+
+    async def create_once(self, path: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        try:
+            await obstore.put_async(
+                self._client,
+                self._build_path(path),
+                data,
+                use_multipart=False,
+                mode="create",
+            )
+        except obstore.exceptions.AlreadyExistsError as error:
+            # S3 refuses a write with 409 also while another one is in progress, which may fail.
+            if _find_group(S3_ERROR_CODE, str(error)) in CONFLICT_CODES:
+                raise StoreUnavailableError(f"another process writes {path}") from error
+            return False
+        except (NotImplementedError, obstore.exceptions.NotSupportedError):
+            return await self.create_after_look(path, data)
+        except obstore.exceptions.GenericError as error:
+            if _find_group(HTTP_STATUS, str(error)) != NOT_IMPLEMENTED_STATUS:
+                raise
+            return await self.create_after_look(path, data)
+        return True
 
     async def exists_once(self, path: str) -> bool:
         """See `Store.exists`; obstore raises for a missing object."""
