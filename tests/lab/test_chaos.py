@@ -115,7 +115,7 @@ def _environment(case: Case) -> dict[str, str]:
 def _left_over(run: Running) -> list[str]:
     """Return what remains of a run a while after its end."""
     deadline = time.monotonic() + GONE_S
-    while (found := run.left_over()) and time.monotonic() < deadline:
+    while (found := run.find_leftovers()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
 

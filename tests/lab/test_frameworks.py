@@ -68,7 +68,7 @@ def test_the_verdict_names_the_failed_rank(framework: str, fault: str, tmp_path:
     inputs = {"framework": framework, "fault": fault, "rank": RANK}
     with running(TRAINING, "train", tmp_path, inputs, "--nodes", "2") as started:
         ended = started.end()
-        assert started.left_over() == []
+        assert started.find_leftovers() == []
     category, headline = EXPECTED[framework][fault]
     verdict = ended.verdict
     assert (verdict["ranks"], verdict["category"]) == ([RANK], category), verdict["headline"]

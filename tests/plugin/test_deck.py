@@ -33,8 +33,8 @@ from flytekitplugins.firstfault.deck import elected, publish_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from flytekitplugins.firstfault.rank_decks import DeckKeeper
 from tests.prefix import Prefix
-from tests.recordings import recording_at
-from tests.waiting import until
+from tests.recordings import make_node_context
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -206,7 +206,7 @@ def test_the_keeper_saves_decks_soon_and_at_the_end(
     """
     assert read_saved_decks(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
-    until(lambda: read_saved_decks(tmp_path), seconds=LONG_S)
+    wait_until(lambda: read_saved_decks(tmp_path), seconds=LONG_S)
     assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>")]
     decks[0].append("<b>½</b>")
     keeper.look_now(LONG_S)
@@ -295,7 +295,9 @@ def test_only_rank_0s_decks_are_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only rank 0's decks are kept."""
-    node_context = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
+    node_context = replace(
+        make_node_context(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change
+    )
     for name, value in {**node_context.environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
     monitor = WorkerMonitor(FlyteEngine())
@@ -483,7 +485,7 @@ def test_sigterm_ends_the_wait_for_another_pods_deck(
     shutdown_requested = threading.Event()
     shutdown_requested.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
-    node_context = recording_at(prefix.uri, 1.0, incarnation=1)
+    node_context = make_node_context(prefix.uri, 1.0, incarnation=1)
     own: Any = type("OwnConclusion", (), {"report": report})
     publication: Any = type(
         "Publication", (), {"own": own, "node_context": node_context, "for_all": False}

@@ -9,7 +9,7 @@ import pytest
 from tests.faulty_proxy import faulty_proxy_before
 from tests.plugin.running import DEADLINE_S, running
 from tests.s3_server import S3
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.jobs
 
@@ -57,7 +57,7 @@ def test_the_entrypoint_uploads_the_verdict_after_refused_connections(
 def _await_text(folder: Path, text: str) -> None:
     """Wait until a pod has logged a text."""
     logs = ".firstfault/logs/*/*/*.log"
-    until(
+    wait_until(
         lambda: any(text in log.read_text(errors="replace") for log in folder.glob(logs)),
         text,
         DEADLINE_S,

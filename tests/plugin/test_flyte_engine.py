@@ -25,9 +25,9 @@ from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import entrypoints, flyte_engine
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from tests.prefix import Prefix
-from tests.recordings import concluded, published
+from tests.recordings import conclude_node, seal_conclusion
 from tests.s3_server import S3
-from tests.waiting import until
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -200,7 +200,7 @@ def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
-        until(lambda: len(output_checks) > 1)
+        wait_until(lambda: len(output_checks) > 1)
         for other in (
             "deck.html",
             "outputs.pb.part",
@@ -210,7 +210,7 @@ def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
             (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
             (prefix.folder / other).touch()
         output_checks.clear()
-        until(lambda: len(output_checks) > 2)
+        wait_until(lambda: len(output_checks) > 2)
         assert not result.done()
         (prefix.folder / name).touch()
         assert result.result(SOON_S) is True
@@ -227,7 +227,7 @@ def test_a_signal_ends_the_wait_at_once(
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
-        until(lambda: output_checks)
+        wait_until(lambda: output_checks)
         assert not result.done()
         shutdown_requested.set()
         assert result.result(SOON_S) is False
@@ -291,8 +291,8 @@ def test_observe_and_off_leave_the_kind_of_error_to_flytekit(
     """
     recording = prefix.node_context()
     engine = flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
-    publication = published(
-        concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
+    publication = seal_conclusion(
+        conclude_node(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
     )
     written = {}
     for mode in ("act", "observe", "off"):

@@ -21,9 +21,9 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     options = ("--env", "FLYTE_SDK_LOGGING_LEVEL=20", "--env", "FIRSTFAULT=1")
     with running(FOLDER / "decks.py", "train", tmp_path, {}, *options) as run:
         killed = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     verdict = killed.verdict
-    root = killed.of_rank(0)
+    root = killed.find_failure(0)
     assert killed.status == 10
     assert (verdict["scope"], verdict["ranks"]) == ("rank", [0])
     assert (verdict["category"], verdict["code"]) == ("signal", "USER:SIGKILL")

@@ -34,7 +34,7 @@ from flytekitplugins.firstfault.local.runner import Running
 from flytekitplugins.firstfault.local.stall_lines import StallLines
 from tests.plugin.running import Running as Started
 from tests.plugin.running import short_folder
-from tests.waiting import until
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _DEADLINE_S = 150
@@ -125,7 +125,7 @@ class _Screen:
     console: Console
 
     def await_text(self, text: str) -> None:
-        until(lambda: text in self.out.getvalue(), text)
+        wait_until(lambda: text in self.out.getvalue(), text)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_pods_are_shown_if_the_documents_cannot_be_read(
     running = Running(0, tuple(pods(None)), _reader(tmp_path / "loop"), time.monotonic())
     with AttemptView(screen.console) as view, view.watching(running):
         screen.await_text("no ranks yet")
-        until(lambda: caplog.records)
+        wait_until(lambda: caplog.records)
     assert "cannot list" in caplog.text
 
 
@@ -375,7 +375,7 @@ def test_ctrl_c_ends_all_processes_and_restores_the_terminal(tmp_path: Path) -> 
         terminal.await_text(r"running\s+0-1")
         terminal.type("\x03")
         assert terminal.end() == EXIT.INTERRUPTED
-    assert Started(terminal.process, tmp_path, temporary).left_over() == []
+    assert Started(terminal.process, tmp_path, temporary).find_leftovers() == []
     assert "firstfault: interrupted" in terminal.shown
     shown = " ".join(terminal.shown.split())
     assert re.search(r"interrupted; to see what it did: firstfault show runs/\w+/0", shown)

@@ -82,7 +82,7 @@ def test_the_installed_release_is_documented_with_its_arguments() -> None:
 def _end(folder: Path, faults: list[str]) -> Ended:
     with running(FILE, "train", folder, {"faults": faults}) as run:
         ended = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     return ended
 
 

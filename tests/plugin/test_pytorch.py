@@ -32,7 +32,7 @@ from flytekitplugins.firstfault.flytekit_classes import (
     expect_missing_checkpoint,
 )
 from flytekitplugins.firstfault.pytorch import run_in_pod
-from tests.http_receiver import receiving
+from tests.http_receiver import serve_receiver
 from tests.prefix import Prefix
 
 CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_mem=False)
@@ -100,7 +100,7 @@ def test_only_the_first_failed_pod_notifies_after_publishing(
     the others do not.
     """
     _write_roster(prefix, make_presence(master, node="job-master-0", group_rank=0, nodes=2))
-    with receiving() as webhook:
+    with serve_receiver() as webhook:
         monkeypatch.setenv(WEBHOOK_VARIABLE, webhook.url)
         with pytest.raises(VerdictSealedError):
             _execute(Mock(side_effect=ValueError("bad batch")))

@@ -19,7 +19,7 @@ def test_a_failure_after_all_ranks_returned_leaves_the_outputs(tmp_path: Path, h
     """Flyte reads the outputs and no error, no worker is restarted, and the verdict can be read."""
     with running(TEARDOWN, "train", tmp_path, {"how": how}) as run:
         ended = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     assert ended.status == 0, ended.verdict
     assert ended.result["outputs"] == {"o0": 2.0}
     assert ended.attempt["engine"] == {"job": "Succeeded", "error_seen": None}

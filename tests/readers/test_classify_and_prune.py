@@ -25,7 +25,7 @@ from firstfault.run_folder import begin_run
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.commands import Ran
-from tests.seals import sealed
+from tests.seals import encode_sealed_verdict
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ _STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace:
 
 def _sealed() -> bytes:
     conclusion = conclude(make_job(make_error(3, message="sealed boom")))
-    return sealed(conclusion.verdict, conclusion.decision, fault_timestamp_ns=None)
+    return encode_sealed_verdict(conclusion.verdict, conclusion.decision, fault_timestamp_ns=None)
 
 
 @pytest.fixture

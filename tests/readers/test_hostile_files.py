@@ -43,7 +43,7 @@ from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.readers.conftest import Attempt
 from tests.reports.every_field import KINDS_OF_ROOT, filled
-from tests.seals import DECISION, RECORD, VERDICT, sealed
+from tests.seals import DECISION, RECORD, VERDICT, encode_sealed_verdict
 
 _MISSING = object()
 _TEXTS = (
@@ -123,7 +123,7 @@ _SEALED = json_schemas.to_json(VERDICT, DECISION)
 
 
 def _seal(text: str, **changes: Any) -> bytes:
-    return sealed(VERDICT, DECISION, json=text, **changes)
+    return encode_sealed_verdict(VERDICT, DECISION, json=text, **changes)
 
 
 def test_a_seal_with_any_value_is_drawn_or_ignored(attempt: Attempt) -> None:

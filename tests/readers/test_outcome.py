@@ -15,7 +15,7 @@ from firstfault.testing import make_job, make_presence
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 from tests.readers.scenes import died, own_fault, stopped
-from tests.seals import sealed
+from tests.seals import encode_sealed_verdict
 
 Run = Callable[..., Ran]
 
@@ -88,6 +88,6 @@ def test_a_published_error_means_the_attempt_failed(attempt: Attempt) -> None:
     conclusion = attempt.reader(strategy="earliest").conclude()
     assert conclusion is not None
     assert classify_outcome(conclusion.verdict, conclusion.job) is Outcome.TEARDOWN_FAILED
-    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    attempt.put("error.pb", encode_sealed_verdict(conclusion.verdict, conclusion.decision))
     assert attempt.reader().is_error()
     assert classify_outcome(conclusion.verdict, attempt.reader().job()) is Outcome.FAILED

@@ -23,7 +23,7 @@ from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from firstfault.wire.json_schemas import to_json
 from tests.readers.conftest import Attempt
-from tests.seals import sealed
+from tests.seals import encode_sealed_verdict
 
 _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitive(integer=7)))})
 
@@ -296,7 +296,7 @@ _SEALED = Decision(
 
 
 def _seal(conclusion: Conclusion, decision: Decision = _SEALED, **changes: Any) -> bytes:
-    return sealed(conclusion.verdict, decision, message="the report", **changes)
+    return encode_sealed_verdict(conclusion.verdict, decision, message="the report", **changes)
 
 
 def _lose_documents(attempt: Attempt) -> None:
@@ -379,7 +379,7 @@ def test_the_published_verdict_and_decision_are_printed_together(attempt: Attemp
     """
     attempt.write(make_error(3, at_ms=5), make_error(0, at_ms=0, message="first"))
     other = replace(attempt.reader().verdict(), ranks=(3,), headline="by an older version")
-    attempt.put("error.pb", sealed(other, _SEALED))
+    attempt.put("error.pb", encode_sealed_verdict(other, _SEALED))
     found = attempt.reader().conclude()
     assert (found.verdict.headline, found.decision) == ("by an older version", _SEALED)
     judged_again = attempt.reader(strategy="evidence").conclude()

@@ -25,7 +25,7 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.readers.recorders import HANG_S, SHORT_S, Gate, StartAgent, add_modules
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_stderr_of_a_surviving_process_is_read_after_the_recorders_end(
         os.close(reader)
         daemon.communicate(b"\n", HANG_S)  # it writes more than a FIFO holds
     assert daemon.returncode == 0
-    until(lambda: log.read_bytes().endswith(b"the end\n"), "its last words")
+    wait_until(lambda: log.read_bytes().endswith(b"the end\n"), "its last words")
     assert log.read_bytes().count(b"x") == 200_000
 
 
@@ -217,7 +217,7 @@ def test_a_dead_agents_recorder_still_answers_its_workers(
     dying = agent(gate.uri(out))
     write_last_words(dying.folder)
     dying.kill()
-    until(lambda: gate.waiting() == 1, "the last words at the gate")
+    wait_until(lambda: gate.waiting() == 1, "the last words at the gate")
     name = spool_failure(dying.folder.spool("1-0"), 0)
     file = dying.folder.spool("1-0").folder / name
     with ThreadPoolExecutor(1) as pool:
@@ -227,7 +227,7 @@ def test_a_dead_agents_recorder_still_answers_its_workers(
             file,
             HANG_S,
         )
-        until(lambda: gate.waiting() == 2, "the worker's document at the gate")
+        wait_until(lambda: gate.waiting() == 2, "the worker's document at the gate")
         gate.open()
         assert asked.result().durable
     dying.wait_for_recorder()
@@ -244,7 +244,7 @@ def test_a_dead_agents_recorder_waits_for_late_requests(agent: StartAgent, out: 
         connection.connect(str(dying.folder.socket))
         RecorderClient(dying.folder).resources(HANG_S)  # accepted after ours
         dying.kill()
-        until(lambda: bool(out.roster()), "the roster entry")
+        wait_until(lambda: bool(out.roster()), "the roster entry")
         connection.sendall(b'{"op": "resources"}\n')
         with connection.makefile("rb") as answer:
             assert b"oom_kill" in answer.read()

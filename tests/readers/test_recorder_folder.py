@@ -19,7 +19,7 @@ from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.processes import is_gone
 from tests.readers.recorders import HANG_S, Agent, Start, StartAgent
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,8 +94,8 @@ def test_a_removed_folder_is_restored_with_its_socket(
         return words.exists()
 
     RecorderClient(folder).resources(HANG_S)
-    until(is_restored)
-    until(folder.socket.exists)
+    wait_until(is_restored)
+    wait_until(folder.socket.exists)
     assert RecorderClient(folder).resources(HANG_S) is not None
     assert folder.path.stat().st_mode & 0o777 == 0o700
     kill_and_read(dying, out)
@@ -168,7 +168,7 @@ def test_the_next_recorder_removes_only_unused_folders(
     alone = agent(out.uri)
     for dead in (killed, alone):
         os.kill(dead.recorder_pid, signal.SIGKILL)
-        until(lambda one=dead: is_gone(one.recorder_pid))
+        wait_until(lambda one=dead: is_gone(one.recorder_pid))
     killed.kill()
     elsewhere = Path(short) / "elsewhere"
     elsewhere.mkdir(0o700)
@@ -188,7 +188,7 @@ def test_the_next_recorder_removes_only_unused_folders(
     (others["boot"] / "boot-id").write_text("another machine's\n")
     assert killed.folder.path.exists()
     start(out.uri)
-    until(lambda: not killed.folder.path.exists(), "the folder of a killed job stays")
+    wait_until(lambda: not killed.folder.path.exists(), "the folder of a killed job stays")
     for path in (
         runs.folder.path,
         alone.folder.path,

@@ -28,7 +28,7 @@ from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.processes import is_gone
 from tests.readers.recorders import HANG_S, SHORT_S, TOLERANCE_S, Gate, Start
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_eight_uploads_run_concurrently(start: Start, out: Prefix, gate: Gate) -
     files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = pool.map(lambda rank: put(process, files[rank], rank), range(_CLIENTS))
-        until(lambda: gate.waiting() == _CLIENTS, "eight uploads at the gate")
+        wait_until(lambda: gate.waiting() == _CLIENTS, "eight uploads at the gate")
         gate.open()
         assert list(answers) == [
             Receipt(f"{rank}.pb", durable=True, rank=rank) for rank in range(_CLIENTS)
@@ -217,7 +217,7 @@ def test_an_upload_finishes_after_the_clients_deadline(
     )
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
     gate.open()
-    until(lambda: receipt_of(process.folder) is not None, "a receipt")
+    wait_until(lambda: receipt_of(process.folder) is not None, "a receipt")
     assert receipt_of(process.folder) == Receipt("a.pb", durable=True, rank=1)
     assert out.files() == {"a.pb": b"said"}
 
@@ -235,7 +235,7 @@ def test_a_frozen_recorder_is_reported_in_time_for_an_own_upload(start: Start, o
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
         RecorderClient(process.folder).resources(0.2)
     os.kill(process.pid, signal.SIGCONT)
-    until(lambda: "a.pb" in out.files(), "the upload")
+    wait_until(lambda: "a.pb" in out.files(), "the upload")
 
 
 @pytest.mark.parametrize(
@@ -293,11 +293,11 @@ def test_a_waiting_client_notices_a_killed_recorder_at_once(
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(put, process, file)
         if up:
-            until(lambda: gate.waiting() == 1, "the upload at the gate")
+            wait_until(lambda: gate.waiting() == 1, "the upload at the gate")
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(RecorderUnavailableError):
             asked.result()
-    until(lambda: not process.alive(), "the recorder's end")
+    wait_until(lambda: not process.alive(), "the recorder's end")
     with pytest.raises(RecorderUnavailableError):  # a socket without a listener
         put(process, file)
 
@@ -390,7 +390,7 @@ def test_an_upload_in_progress_finishes_before_the_exit(
     process = start(gate.uri(out))
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(put, process)
-        until(lambda: gate.waiting() == 1, "the upload at the gate")
+        wait_until(lambda: gate.waiting() == 1, "the upload at the gate")
         ended = pool.submit(process.end, HANG_S)
         if not hangs:
             gate.open()

@@ -24,7 +24,7 @@ from firstfault.slurm.starts import count_requeues, record_requeue
 from firstfault.slurm_pointer import leave_pointer
 from firstfault.testing import make_error
 from tests.readers.conftest import Attempt
-from tests.seals import DECISION, VERDICT, sealed
+from tests.seals import DECISION, VERDICT, encode_sealed_verdict
 
 COLUMN_WIDTH = 40
 ROWS = """
@@ -222,7 +222,7 @@ def test_the_sealed_verdict_suffices_unless_a_machine_may_be_faulty(
     (unsealed,) = _read_judgments([attempt.uri])
     assert (unsealed.verdict.headline, unsealed.is_sealed) == (own.verdict.headline, False)
     assert len(requested_paths) > len(documents)
-    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    attempt.put("error.pb", encode_sealed_verdict(conclusion.verdict, conclusion.decision))
     requested_paths.clear()
     (judgment,) = _read_judgments([attempt.uri])
     assert (requested_paths == ["error.pb"]) is is_enough

@@ -28,8 +28,8 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.json_schemas import restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.seals import sealed
-from tests.waiting import until
+from tests.seals import encode_sealed_verdict
+from tests.waiting import wait_until
 
 Watch: TypeAlias = Callable[..., tuple[int, str, str]]
 
@@ -206,7 +206,7 @@ def test_live_asks_agents_and_prints_their_answers(
     ends = [node(number, Phase.SUCCEEDED) for number in range(2)]
 
     def answer() -> None:
-        until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
+        wait_until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
         attempt.put(
             LIVE,
             json.dumps({"time": 5.0, "nodes": [build_live_state(0, 4000, 12.5, 0.0)]}).encode(),
@@ -392,7 +392,7 @@ def test_the_last_answer_is_what_show_prints(
     attempt.write(root(kind=Kind.RECOVERABLE))
     attempt.join(node(0), node(1))
     conclusion = attempt.reader(retry_policy=never()).conclude()
-    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    attempt.put("error.pb", encode_sealed_verdict(conclusion.verdict, conclusion.decision))
     code, out, _ = watching()
     shown = run("show", attempt.uri)
     assert (code, out) == (shown.code, shown.out)

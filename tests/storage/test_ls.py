@@ -26,7 +26,7 @@ from firstfault.wire.documents import decode, encode, encode_presence, encode_se
 from lab.benchmarks.latency_proxy import latency_proxy
 from tests.readers.commands import Ran
 from tests.s3_server import S3
-from tests.seals import sealed
+from tests.seals import encode_sealed_verdict
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
         "message": f"{first_line(verdict, decision)}\n\nmore",
         "timestamp_ns": error.timestamp_ns or 0,
     }
-    seal = sealed(verdict, decision, node=error.node, worker=error.node, **fields)
+    seal = encode_sealed_verdict(verdict, decision, node=error.node, worker=error.node, **fields)
     entry = make_presence(Phase.FAILED, node=error.node, incarnation=_NOW_MS)
     return {
         "error.pb": seal,

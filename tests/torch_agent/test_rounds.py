@@ -28,7 +28,7 @@ from firstfault_torch.rounds.round_store import begin_round
 from tests.nodes import WAIT_IN_STORE
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
-from tests.waiting import until
+from tests.waiting import wait_until
 
 SOON_S = 30.0
 LONG_S = 60.0
@@ -79,7 +79,7 @@ def test_a_frozen_host_blocks_nothing() -> None:
     assert time.monotonic() - began < SOON_S, "each would wait for half a second"
     assert len(asked) == 1
     may_answer.set()
-    until(lambda: rendezvous.num_nodes_waiting() == 2)
+    wait_until(lambda: rendezvous.num_nodes_waiting() == 2)
 
 
 def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
     for _ in range(2):  # the late one, then one in time
         with pytest.raises(RendezvousConnectionError):
-            until(lambda: rendezvous.num_nodes_waiting() != 0)
+            wait_until(lambda: rendezvous.num_nodes_waiting() != 0)
 
 
 @pytest.mark.parametrize("first_is_late", [False, True])
@@ -192,7 +192,7 @@ def test_all_have_arrived(
         other = third()
     assert [one.result(SOON_S) for one in waiting] == [None, None]
     other.result(SOON_S)
-    until(lambda: all(one.outcome.outcome == RoundOutcome(finished=True) for one in ours))
+    wait_until(lambda: all(one.outcome.outcome == RoundOutcome(finished=True) for one in ours))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -286,4 +286,4 @@ def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
 def _until_counted(store: Any, nodes: int) -> None:
     """Return when so many nodes have arrived at torch's barrier."""
     connection = store.clone()
-    until(lambda: int(connection.add(f"{TORCHS_KEY}/num_members", 0)) >= nodes)
+    wait_until(lambda: int(connection.add(f"{TORCHS_KEY}/num_members", 0)) >= nodes)

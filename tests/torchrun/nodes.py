@@ -20,7 +20,7 @@ from firstfault.cli import main
 from lab.cascades.cases import Way
 from tests.nodes import forkserver
 from tests.ports import get_free_port
-from tests.processes import kill, left_of, running_of
+from tests.processes import find_leftover_processes, find_running_processes, kill
 
 JOB_TIMEOUT_S = 280
 _DOORS = {
@@ -183,9 +183,9 @@ def run_job(
         deadline = time.monotonic() + longest_s
         for process in started:
             process.join(max(0.0, deadline - time.monotonic()))
-        left = left_of(sessions, f"MARKS={marks}")
+        left = find_leftover_processes(sessions, f"MARKS={marks}")
     finally:
-        kill(running_of(sessions, f"MARKS={marks}"))
+        kill(find_running_processes(sessions, f"MARKS={marks}"))
         for process in started:
             process.join()
     ended = [

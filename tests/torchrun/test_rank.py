@@ -19,7 +19,7 @@ from firstfault_torch.torchrun.rank import _build_engine
 from tests.ports import get_free_port
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def run_two_ranks(command: Sequence[str], names: tuple[str, str, str], folder: P
 
 def await_last_roster_entries(prefix: Prefix, count: int) -> None:
     """Wait until so many ranks have a last roster entry: their recorders outlive them."""
-    until(
+    wait_until(
         lambda: sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) >= count,
         seconds=LONGEST_S,
     )

@@ -16,9 +16,9 @@ from firstfault.model import JobErrors, Phase
 from firstfault.slurm_pointer import find_pointers
 from firstfault_start import identify, is_ancestor
 from tests.prefix import Prefix
-from tests.processes import running_of
+from tests.processes import find_running_processes
 from tests.torchrun.test_rank import LONGEST_S, _environment, await_last_roster_entries
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +136,9 @@ def ended(
     codes = [rank.wait(LONGEST_S) for rank in ranks]
     prefix = Prefix(folder / "0")
     # their recorders
-    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={folder}"), seconds=LONGEST_S)
+    wait_until(
+        lambda: not find_running_processes((), f"FIRSTFAULT_FOLDER={folder}"), seconds=LONGEST_S
+    )
     return codes, MultiErrorFileOutputReader(prefix.uri).job()
 
 
@@ -171,7 +173,9 @@ def test_a_helper_that_the_only_rank_ends_is_no_failure(
         " end)(); p.wait()"
     )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S)
+    wait_until(
+        lambda: not find_running_processes((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S
+    )
     assert list(tmp_path.rglob("*.pb")) == []
 
 
