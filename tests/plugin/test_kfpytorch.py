@@ -164,7 +164,7 @@ def _literals(function_task: Any, **inputs: Any) -> LiteralMap:
 
 
 @pytest.mark.jobs
-def test_workers_have_the_tasks_context(pod: Pod) -> None:
+def test_workers_have_the_tasks_context_checkpoints_and_decks(pod: Pod) -> None:
     """Workers know their execution, read the last checkpoint and write one,
     and get one OpenMP thread, as by torchrun.
 

@@ -341,7 +341,7 @@ def test_the_checker_finds_untrue_lines(tmp_path: Path) -> None:
     assert snapshot_of([log]) is not None
 
 
-def test_what_the_checker_flags() -> None:
+def test_the_checker_flags_words_without_a_source() -> None:
     """Sizes, missing ranks, stops, times and words without a source are flagged."""
     from lab.consoles.small_print import check_report  # noqa: PLC0415 - only here
 
@@ -408,7 +408,7 @@ def test_what_the_checker_flags() -> None:
         '{"log": "[rank0]: \\u2502 /a/train.py:8 in step   \\u2502"}',
     ],
 )
-def test_frames_that_the_checker_reads(frame: str) -> None:
+def test_the_checker_reads_frames_in_json_and_boxes(frame: str) -> None:
     """A frame in a string of JSON, or in rich's box behind a prefix, shows whose code failed."""
     report = {"verdict": {}, "fault": "your code"}
     assert list(check_cause(report, "", frame)) == []
@@ -470,7 +470,7 @@ def test_a_start_needs_something_below_it(
     assert is_started_again or "ValueError: no labels in shard 9" in said
 
 
-def test_an_exception_that_is_printed_with_and_without_its_rank(show: Show) -> None:
+def test_an_exception_printed_with_and_without_its_rank_is_one(show: Show) -> None:
     """It's the exception of that rank only: a rank that exited without a word didn't raise it."""
     _, found = show([*STEPS, *RAISED, *add_prefix("[rank0]: ", RAISED), *torch_box((1, 1), (0, 1))])
     alike = [
@@ -483,7 +483,7 @@ def test_an_exception_that_is_printed_with_and_without_its_rank(show: Show) -> N
     "of_record",
     ["E0731 12:00:00.123 4242 loop.py:258] ", "E0731 12:00:00.123456 140211 a/b.cc:9] "],
 )
-def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) -> None:
+def test_a_loggers_prefix_of_a_traceback_is_cut(show: Show, of_record: str) -> None:
     """The prefix of a logged traceback is cut if each line has it,
     and if only the first line has it.
     """
@@ -505,7 +505,9 @@ def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) 
         (5, ["1: ValueError", "1: : no labels in shard 9"]),
     ],
 )
-def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str]) -> None:
+def test_labels_do_not_break_a_line_of_a_traceback(
+    show: Show, line: int, pieces: list[str]
+) -> None:
     """Pieces of a line of a traceback that srun labels are one line."""
     lines = [
         *add_prefix("0: ", STEPS),
@@ -522,7 +524,7 @@ def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str
     assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
 
 
-def test_a_local_rank_before_the_rank_of_a_native_line(show: Show) -> None:
+def test_a_launchers_number_does_not_hide_a_native_lines_rank(show: Show) -> None:
     """A launcher's number before a native line doesn't hide the rank that the line names."""
     line = "2031-05-06T07:08:0{0}.000-07:00 | [{0}]:[E ProcessGroupNCCL.cpp:8] [Rank {1}] "
     waits = (

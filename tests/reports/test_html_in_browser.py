@@ -372,7 +372,7 @@ def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> No
         assert field.get_attribute("aria-invalid") == "true"
 
 
-def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
+def test_nodes_are_selected_by_name_or_part(open_page: Callable[..., Page]) -> None:
     """A full or short node name selects that node; other text matches any part;
     all names are offered.
     """
@@ -561,7 +561,7 @@ def _deck_page(*tabs: tuple[str, str]) -> str:
 
 
 @pytest.mark.flyte
-def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
+def test_the_deck_works_in_the_consoles_sandboxed_frame(open_page: Callable[..., Page]) -> None:
     """In the console's sandboxed frame of 880 x 720, the answers are visible and scripts run."""
     inner = _deck_page(("firstfault", deck_html(PAGE_SCENES["rank"]())), ("Input", "<p>1</p>"))
     escaped = inner.replace("&", "&amp;").replace('"', "&quot;")

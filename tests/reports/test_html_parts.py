@@ -80,7 +80,7 @@ def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[...,
         assert re.search(r"Time:?\s*\S+\.\d{9}Z", raw.inner_text())
 
 
-def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
+def test_the_innermost_own_frame_is_open_with_its_lines(open_page: Callable[..., Page]) -> None:
     """The innermost own frame is open with its lines and a link; the marked part is underlined."""
     opened = open_page(render_scene("rank"))
     frames = opened.locator("details.ff-own")
@@ -169,7 +169,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     assert green.evaluate("tab => getComputedStyle(tab).backgroundColor") == "rgb(220, 242, 227)"
 
 
-def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
+def test_a_search_hit_is_shown_where_it_stands(open_page: Callable[..., Page]) -> None:
     """An error on a later page of the table, and a text in another attempt's tab,
     are shown when they are chosen.
     """
@@ -209,7 +209,7 @@ def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> 
     assert opened.locator("#ff-hits").inner_text() == ""
 
 
-def test_a_map_of_many_nodes(open_page: Callable[..., Page]) -> None:
+def test_each_node_of_a_map_has_its_worst_state(open_page: Callable[..., Page]) -> None:
     """Each of 125 pods has a cell with the worst state of its ranks;
     a click shows its ranks alone.
     """

@@ -296,7 +296,7 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(listings) == 1
 
 
-def test_groups_by_cost() -> None:
+def test_groups_are_sorted_by_rank_hours_then_attempts() -> None:
     """The group with the most rank-hours is first, then the one with the most attempts;
     unknown hours are no hours.
     """
