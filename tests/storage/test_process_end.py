@@ -98,7 +98,7 @@ def other_region(request: pytest.FixtureRequest) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.usefixtures("_nowhere")
+@pytest.mark.usefixtures("remove_credentials")
 def test_a_bucket_of_another_region_is_one_line_with_that_region(
     run: Callable[..., Ran], other_region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +125,7 @@ for uri, settings in {cases}:
 """
 
 
-@pytest.mark.usefixtures("_nowhere")
+@pytest.mark.usefixtures("remove_credentials")
 def test_missing_credentials_and_wrong_ports_are_one_line_each() -> None:
     """Missing credentials and wrong ports are one line each,
     and leave nothing that is printed at a process's end.
