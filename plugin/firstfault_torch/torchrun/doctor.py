@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault_start import WORKER_VARIABLE, is_in_worker, is_off, is_on
+from firstfault_torch.compat.versions import find_untested_releases
 from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
@@ -38,13 +38,6 @@ _PACKAGES = {
     "extra gcs": "gcsfs",
     "extra azure": "adlfs",
 }
-TRIED = {
-    "Python": ((3, 10), (3, 13)),
-    "torch": ((2, 3), (2, 15)),
-    "flytekit": ((1, 15), (1, 16)),
-    "nvidia-resiliency-ext": ((0, 4), (0, 7)),
-}
-"""The first and the last release that firstfault was run with: docs/reference/versions.md."""
 _CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
 _HANDLER = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
@@ -200,20 +193,10 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
 
 
 def _check_versions() -> _Check:
-    packages = {
-        name: try_call(partial(importlib.metadata.version, name))[0]
-        for name in TRIED
-        if name != "Python"
-    }
-    new = [
-        f"{name} {version} (tested: {'.'.join(map(str, first))} to {'.'.join(map(str, last))})"
-        for name, version in {"Python": sys.version.split()[0], **packages}.items()
-        for first, last in (TRIED[name],)
-        if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
-    ]
+    untested = find_untested_releases()
     versions = (
-        f"firstfault was not tested with {', '.join(new)}"
-        if new
+        f"firstfault was not tested with {', '.join(untested)}"
+        if untested
         else "firstfault was tested with these releases"
     )
     return _FACT, "versions", versions
