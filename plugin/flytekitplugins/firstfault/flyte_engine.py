@@ -31,7 +31,7 @@ from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import decode, encode_seal
 from firstfault_torch import time_limits
-from firstfault_torch.engine import ErrorName, Publication, SealedVerdict
+from firstfault_torch.engine import Engine, ErrorName, Publication, SealedVerdict
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node.document_writer import get_file, put_on_node
 from firstfault_torch.node_context import Identity
@@ -46,7 +46,7 @@ _PLAIN_CODE = "USER:RuntimeError"
 
 
 @dataclass(frozen=True)
-class FlyteEngine:
+class FlyteEngine(Engine):
     """Flyte 1.x: a pod that the stock entrypoint runs, or a local call of the task."""
 
     output_prefix: str = ""
@@ -167,10 +167,6 @@ class FlyteEngine:
         """
         if self.in_pod and not has_rank_0:
             await_outputs(self.output_prefix, shutdown_requested)
-
-    def announce(self, publication: Publication) -> None:
-        """Log the report."""
-        logger.error("%s", publication.sealed.seal.message)
 
     def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 0, with which flytekit's entrypoint also exits after it has uploaded an error."""
