@@ -79,8 +79,8 @@ class FlyteEngine(Engine):
             output_prefix=self.output_prefix,
             engine="flyte",
             attempt=int(attempt) if attempt.isdecimal() else 0,
-            node=node_name(),
-            namespace=namespace(),
+            node=get_node_name(),
+            namespace=get_namespace(),
             task=os.environ.get("FLYTE_INTERNAL_TASK_NAME", ""),
             image=os.environ.get("FLYTE_INTERNAL_IMAGE", ""),
             handover_uri=self.raw_prefix,
@@ -120,7 +120,7 @@ class FlyteEngine(Engine):
             return publication
         # peers take over the document
         if publication.own is not None and (mode := read_decision_mode()) != ACT:
-            sealed = _decide_as_flytekit(publication.sealed, is_told=mode == OBSERVE)
+            sealed = _decide_as_flytekit(publication.sealed, logs_change=mode == OBSERVE)
             publication = replace(publication, sealed=sealed)
         # A thread exits the process while the main thread is inside C++. Between SIGTERM and the
         # pod's SIGKILL there is no time for other pods' verdicts or for a deck: upload, and leave
@@ -134,23 +134,26 @@ class FlyteEngine(Engine):
         if not publication.for_all:
             # the nodes could not settle on one verdict
             own = publication.sealed
-            document = newest_seal(own.seal, own.document, self.output_prefix, shutdown_requested)
+            document = choose_verdict_document(
+                own.seal, own.document, self.output_prefix, shutdown_requested
+            )
             publication = replace(publication, sealed=replace(own, document=document))
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
         # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
         # use up the verdict's.
         is_deck_pending = self.publish_deck(publication, shutdown_requested)
         if not publication.durable:
-            hurried = shutdown_requested is not None and shutdown_requested.is_set()
-            usual, short = (
-                time_limits.PUBLISH_TIMEOUT_SECONDS,
-                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS,
+            is_hurried = shutdown_requested is not None and shutdown_requested.is_set()
+            publication = self._upload(
+                publication,
+                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
+                if is_hurried
+                else time_limits.PUBLISH_TIMEOUT_SECONDS,
             )
-            publication = self._upload(publication, short if hurried else usual)
         return replace(publication, is_deck_pending=is_deck_pending)
 
     def _upload(self, publication: Publication, seconds: float) -> Publication:
-        name = sealed_name(self.output_prefix)
+        name = get_verdict_name(self.output_prefix)
         document, node_context = publication.sealed.document, publication.node_context
         durable = put_on_node(name, document, node_context, seconds)
         return replace(publication, durable=durable)
@@ -158,7 +161,9 @@ class FlyteEngine(Engine):
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded, or None for a local call."""
         return (
-            get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
+            get_file(self.output_prefix, get_verdict_name(self.output_prefix))
+            if self.in_pod
+            else None
         )
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
@@ -191,21 +196,22 @@ def _is_finished(sealed: SealedVerdict) -> bool:
     return outcome.has_finished and sealed.decision.action is Action.STOP
 
 
-def _decide_as_flytekit(sealed: SealedVerdict, *, is_told: bool) -> SealedVerdict:
-    """Return the verdict as an error of the kind that flytekit itself writes; `is_told`:
-    log what that changes.
+def _decide_as_flytekit(sealed: SealedVerdict, *, logs_change: bool) -> SealedVerdict:
+    """Return the verdict as an error of the kind that flytekit itself writes.
+
+    `logs_change`: whether to log what Flyte would have been told instead.
     """
     root = sealed.verdict.root
     is_recoverable = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
     kind = Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE
-    if is_told and (
+    if logs_change and (
         sealed.seal.kind is not kind or (is_recoverable and sealed.seal.origin is not Origin.USER)
     ):
         decision = sealed.decision
         logger.warning(
             "observed: would have told Flyte %s: %s", decision.action.value, decision.reason
         )
-    if is_told and _is_finished(sealed):
+    if logs_change and _is_finished(sealed):
         logger.warning("observed: would have written the outputs: %s", sealed.decision.reason)
     seal = replace(sealed.seal, kind=kind, origin=Origin.USER)
     return replace(sealed, seal=seal, document=encode_seal(seal))
@@ -214,7 +220,7 @@ def _decide_as_flytekit(sealed: SealedVerdict, *, is_told: bool) -> SealedVerdic
 # --- what the backend set -------------------------------------------------------------------------
 
 
-def node_name(environment: Mapping[str, str] = os.environ) -> str:
+def get_node_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the pod's name from the backend, else the host's name."""
     # Backends set the long or the short name of a variable; flytekit reads either (`get_one_of`).
     names = (
@@ -223,7 +229,7 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
     return next(names, "") or environment.get("HOSTNAME") or socket.gethostname()
 
 
-def namespace() -> str:
+def get_namespace() -> str:
     """Return the pod's Kubernetes namespace, or an empty text.
 
     It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{
@@ -242,21 +248,21 @@ def namespace() -> str:
 # --- the files that Flyte reads -------------------------------------------------------------------
 
 
-def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
+def writes_error_file_per_pod(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the backend asked each pod for its own error file, by flytekit's rule."""
     names = ("FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES")
     return bool(next((environment[name] for name in names if name in environment), ""))
 
 
-def sealed_name(output_prefix: str) -> str:
+def get_verdict_name(output_prefix: str) -> str:
     """Return the name of the verdict's file, the same in all pods of an attempt:
     one pod writes it for all.
     """
     unique = uuid.uuid5(uuid.NAMESPACE_URL, output_prefix).hex
-    return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
+    return f"error-{unique}.pb" if writes_error_file_per_pod() else ERROR_FILE
 
 
-def newest_seal(
+def choose_verdict_document(
     seal: Seal,
     document: bytes,
     output_prefix: str,
@@ -270,24 +276,22 @@ def newest_seal(
     """
     # Not atomic: two pods may both find nothing here, and then the last upload wins. Each verdict
     # is complete, so Flyte never reads a mixture.
-    name = sealed_name(output_prefix)
-    look = partial(get_file, output_prefix, name)
-    doing, hurried = (
+    name = get_verdict_name(output_prefix)
+    other_document = call_with_timeout(
+        partial(get_file, output_prefix, name),
+        time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS,
         "looking for the verdict of another pod",
-        time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS,
+        shutdown_requested,
+        shutdown_seconds=time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS,
     )
-    limit = time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS
-    other = call_with_timeout(look, limit, doing, shutdown_requested, shutdown_seconds=hurried)
+    if other_document is None:
+        return document
     try:
-        found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
+        other = decode(other_document, DocumentRef(ERROR_FILE))
     except BadDocumentError:
         return document
     # A stock error file decodes to a WorkerError: it has no verdict on the job and is overwritten.
-    return (
-        other
-        if other is not None and isinstance(found, Seal) and found.count >= seal.count
-        else document
-    )
+    return other_document if isinstance(other, Seal) and other.count >= seal.count else document
 
 
 def await_outputs(
@@ -301,10 +305,9 @@ def await_outputs(
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the
     outputs at that moment. The wait is a minute at most if the storage doesn't let this pod look.
     """
-    missing = "rank 0's pod has written no outputs"
     return _wait_until(
         partial(outputs_are_there, output_prefix),
-        missing,
+        "rank 0's pod has written no outputs",
         shutdown_requested,
         seconds,
     )
@@ -328,7 +331,7 @@ def outputs_are_there(output_prefix: str) -> bool:
                 )
             except AccessDeniedError:
                 # reading may be allowed without listing
-                for name in (OUTPUTS, sealed_name(output_prefix)):
+                for name in (OUTPUTS, get_verdict_name(output_prefix)):
                     with contextlib.suppress(AccessDeniedError, ObjectNotFoundError):
                         # Too large also means that it exists; its content isn't needed.
                         with contextlib.suppress(ObjectTooLargeError):
@@ -356,10 +359,9 @@ def await_deck(
                 return mark in await store.get(DECK)
         return False
 
-    missed = "the elected pod has not written the deck"
     return _wait_until(
         lambda: run_sync(look()),
-        missed,
+        "the elected pod has not written the deck",
         shutdown_requested or threading.Event(),
         seconds,
     )
@@ -367,7 +369,7 @@ def await_deck(
 
 def _wait_until(
     is_there: Callable[[], bool],
-    missed: str,
+    complaint: str,
     shutdown_requested: threading.Event,
     seconds: float,
 ) -> bool:
@@ -386,7 +388,7 @@ def _wait_until(
                 limit = min(time_limits.UNREADABLE_OUTPUTS_TIMEOUT_SECONDS, seconds)
         left = began + limit - time.monotonic()
         if left <= 0:
-            logger.warning("%s within %g s; not waiting any longer", missed, limit)
+            logger.warning("%s within %g s; not waiting any longer", complaint, limit)
             return False
         # SIGTERM ends the pause at once: the pod has only its grace period left.
         if shutdown_requested.wait(min(pause, left)):
