@@ -28,7 +28,7 @@ from firstfault_torch.time_limits import (
     HANDOVER_TIMEOUT_SECONDS,
 )
 from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.job_folder import given_folder
+from firstfault_torch.torchrun.job_folder import get_given_folder
 from firstfault_torch.torchrun.job_names import read_job_names
 from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE
 
@@ -57,7 +57,7 @@ class Integration:
     record_exit = staticmethod(rank.record_exit)
 
     def __init__(self) -> None:
-        self._folder = given_folder()
+        self._folder = get_given_folder()
         self._mode = read_decision_mode()
         self.run = ""
         """The folder (URI) of all attempts; empty if nothing is recorded."""

@@ -34,7 +34,7 @@ from firstfault_torch.worker.worker_monitor import (
 )
 
 _WORKER = os.getpid()
-_BITS_OF_LONG = 64
+_BITS_OF_C_LONG = 64
 """Of C's long: Python exits with -1 for a larger number."""
 _outermost: list[FrameType] = []
 
@@ -51,7 +51,7 @@ class _ExitCall:
     """Whether nothing of the program was left to run, and it exits with success."""
 
 
-_called: list[_ExitCall] = []
+_exit_calls: list[_ExitCall] = []
 """The last call."""
 
 
@@ -99,7 +99,7 @@ def _note_exit(frame: FrameType, argument: Any) -> None:
         is_end = is_clean_exit(SystemExit(argument)) and is_last_exit(frame, handled)
         noted = _capture_exit(frame, argument, handled) if has_process_group() else None
         # Only the last call: an earlier one was caught, or this one wouldn't run.
-        _called[:] = [_ExitCall(_outermost[0].f_lasti, noted, is_end)]
+        _exit_calls[:] = [_ExitCall(_outermost[0].f_lasti, noted, is_end)]
 
 
 def begin() -> None:
@@ -154,7 +154,7 @@ def _capture_exit(frame: FrameType, argument: Any, handled: BaseException | None
     """Return an exit as data: the exceptions would hold the program's objects."""
     if (node_context := _monitor().node_context) is None:
         return None
-    error = _exit_at(frame)
+    error = _build_exit(frame)
     error.__context__ = handled
 
     def read() -> ExceptionInfo:
@@ -173,7 +173,7 @@ def _describe_argument(argument: Any) -> str:
         return "0"
     if isinstance(argument, int):
         number = int.__index__(argument)
-        return str(number & 0xFF if number.bit_length() < _BITS_OF_LONG else 0xFF)
+        return str(number & 0xFF if number.bit_length() < _BITS_OF_C_LONG else 0xFF)
     text = safe_text(argument)
     # not to be taken for a code
     return repr(text) if text.strip().lstrip("-").isdigit() else text
@@ -183,7 +183,7 @@ def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program, given its outermost frame."""
     if _has_reached_end(frame):
         return SystemExit("its program reached its end")
-    error = _exit_at(frame)
+    error = _build_exit(frame)
     call = _find_call(frame)
     vars(error)[NOTED] = call.noted if call is not None else None
     return error
@@ -193,7 +193,7 @@ def _find_call(frame: FrameType) -> _ExitCall | None:
     """Return the call of `sys.exit` that has ended a program, given its outermost frame."""
     # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame
     # is still at the same instruction.
-    return next((call for call in _called if call.at == frame.f_lasti), None)
+    return next((call for call in _exit_calls if call.at == frame.f_lasti), None)
 
 
 def _has_reached_end(frame: FrameType) -> bool:
@@ -210,7 +210,7 @@ def _has_returned(frame: FrameType) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
-def _exit_at(frame: FrameType) -> SystemExit:
+def _build_exit(frame: FrameType) -> SystemExit:
     return SystemExit().with_traceback(TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
 
 
