@@ -37,6 +37,9 @@ starts. Or `RANK`, the rank's process as `identify` names it, `OWN_RANK`'s numbe
 and perhaps `_BELOW_RANK_MARK`, and `LOADED_MARK` or `_TRAINING_MARK`.
 """
 RANK = "rank"
+"""The module of `firstfault_torch.torchrun` for a rank without an agent; and the first word of
+`WORKER_VARIABLE` in the processes that such a rank starts.
+"""
 _SCRIPT = "script"
 """The module for a worker that is a program."""
 LOADED_MARK, _TRAINING_MARK = "loaded", "trains"
@@ -67,7 +70,8 @@ other variables.
 BEGAN: list[int] = []
 """When that was, nanoseconds since the Unix epoch."""
 STARTED_BY_RANK: list[int] = []
-"""The id of this process, if another one of its rank started it before that one had imported torch.
+"""The id of this process, if another one of its rank started it before that one had imported torch;
+else empty.
 """
 IN_PROGRAM: list[int] = []
 """The id of the worker, if this process is one that is a program. A forked child inherits it,
@@ -104,8 +108,8 @@ def is_off() -> bool:
 
 
 def begin_worker() -> None:
-    """Record what ends this process, if it is a worker: before its first line runs,
-    and without a frame in it.
+    """Record what ends this process, if it is a worker or a rank's process. Python's `site` calls
+    this before the program's first line, so no traceback of the program has a frame of it.
     """
     if os.environ.get(WORKER_VARIABLE, "").startswith(RANK):
         _begin_rank(is_asked=False)
@@ -142,10 +146,10 @@ def _begin_rank(*, is_asked: bool) -> None:
     fields = os.environ.get(WORKER_VARIABLE, "").split()[1:]
     marked_process = " ".join(fields[:2])
     marked_numbers = fields[2:5]
-    began = fields[5:6]
+    marked_begin = fields[5:6]
     marks = fields[6:]
-    at = int(own_numbers[0] is None)  # without a rank, the local rank
-    is_same_rank = marked_numbers[at : at + 1] == [str(own_numbers[at])]
+    index = int(own_numbers[0] is None)  # without a rank, the local rank
+    is_same_rank = marked_numbers[index : index + 1] == [str(own_numbers[index])]
     # of this process, before it became another program by exec
     has_torch_above = False
     is_started_by_rank = _BELOW_RANK_MARK in marks
@@ -169,7 +173,7 @@ def _begin_rank(*, is_asked: bool) -> None:
         STARTED_BY_RANK.append(os.getpid())
         # The kernel's time is a multiple of 10 ms, rounded down, and may lie before the beginning
         # of the one above.
-        before_ns = int(began[0]) if began and began[0].isdecimal() else 0
+        before_ns = int(marked_begin[0]) if marked_begin and marked_begin[0].isdecimal() else 0
         BEGAN[-1] = min(max(_find_start_ns(), before_ns + _NS_PER_MS), BEGAN[-1])
     if has_torch_above:
         _watch_exception(RANK, _has_group)
@@ -245,7 +249,9 @@ def _read_stat(process: int) -> list[str]:
 
 
 def read_rank_numbers(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
-    """Return rank, local rank and world size from a launcher's variables, None or 0 if unknown."""
+    """Return rank, local rank and world size from a launcher's variables. An unknown rank is None;
+    an unknown local rank or world size is 0.
+    """
 
     def number(name: str) -> int:
         text = environment.get(name, "")
@@ -317,25 +323,25 @@ def _watch_exception(module: str, is_relevant: Callable[[], bool] = lambda: True
 
 
 def _watch_starts() -> None:
-    """Tell the processes that this rank starts whether it trains,
-    and follow it when it becomes another program.
+    """Keep the mark in the environment up to date, by which the processes that this rank starts
+    see whether it trains; and record when it becomes another program by exec.
     """
     worker = os.getpid()
-    leaving: list[int] = []  # the thread that has called exec
+    exec_threads: list[int] = []  # the thread that has called exec, while it may still fail
 
     def audit(event: str, _args: tuple[Any, ...]) -> None:
         is_about_process = event in _START_EVENTS or event == _KILL_EVENT
-        if not (is_about_process or event == _EXEC_EVENT or leaving) or os.getpid() != worker:
+        if not (is_about_process or event == _EXEC_EVENT or exec_threads) or os.getpid() != worker:
             return
         if event == _EXEC_EVENT:
             # What follows raises events, too. They don't mean that exec has failed.
-            leaving.clear()
+            exec_threads.clear()
             mark_rank()
             if _C10D_MODULE in sys.modules:
                 _call(RANK, "record_exec")
-            leaving.append(threading.get_ident())
-        elif leaving == [threading.get_ident()]:  # the thread goes on: exec has failed
-            leaving.clear()
+            exec_threads.append(threading.get_ident())
+        elif exec_threads == [threading.get_ident()]:  # the thread goes on: exec has failed
+            exec_threads.clear()
             if _C10D_MODULE in sys.modules:
                 mark_rank(LOADED_MARK)
                 _call(RANK, "record_failed_exec")
@@ -415,8 +421,8 @@ def without_collections() -> Iterator[None]:
 
 
 def handler() -> Callable[..., Any]:
-    """Return a creator of rendezvous handlers, as torch asks for;
-    and let firstfault run the workers, if it shall.
+    """Return a function that creates rendezvous handlers, as torch asks for. If the switch is on,
+    the first handler that torch's launcher creates makes firstfault's agent replace torch's.
     """
     from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415 - as above
         rendezvous_handler_registry,

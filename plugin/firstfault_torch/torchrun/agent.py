@@ -1,5 +1,5 @@
-"""Replaces the agent of torch's launcher by one that runs the node under firstfault;
-its engine and its folder.
+"""Replaces the agent of torch's launcher by one that runs the node under firstfault, with an engine
+and a folder; and prints a few lines after a failure.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LAUNCHER = "torch.distributed.launcher.api"
 _LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
 _LAUNCHER_MODULE = "torch.distributed.run"
 _SHOWN_ROWS = ("Where", "Retry", "Next")
-"""The rows of the report that a failed job ends with."""
+"""The rows of the report that are printed at the end of a failed job's output."""
 _LINE_LENGTH = 80
 _WRAPPING: Mapping[str, Any] = {
     "subsequent_indent": "    ",
@@ -78,7 +78,7 @@ _RUN_PATH_FUNCTION = "run_script_path"
 """torchrun's function that runs a program in a spawned process, for ``--run-path``."""
 _ERROR_FILE_LOGGER = "torch.distributed.elastic.multiprocessing.errors.error_handler"
 _NO_ERROR_FILE_MESSAGE = "no error file defined for parent"
-"""In the line that torch logs on its way out."""
+"""In the line that torch's error handler logs when the launcher raises."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _ENGINE_GROUP = "firstfault.engines"
 """Group of entry points: named after a program or a function's module;
@@ -87,7 +87,10 @@ each returns the factory of an engine.
 
 
 def replace_launcher_agent() -> None:
-    """Let torch's launcher make our agent, and note how many nodes each of its jobs needs."""
+    """Let torch's launcher make our agent, and note how many nodes each of its jobs needs.
+
+    Once per process. If this torch has no such agent, log a warning and leave torch's.
+    """
     launcher: Any = importlib.import_module(_LAUNCHER)
     if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
         return
@@ -140,8 +143,9 @@ class TorchrunAgent(LocalElasticAgent):
         engine: PlainEngine | None = None
         with suppress_internal_errors("preparing to record", through=(KeyboardInterrupt,)):
             drop_invalid()
-            engine = self._engine(
-                _find_engine(spec, TorchrunEngine if is_program else PlainEngine), spec.rdzv_handler
+            engine = self._build_engine(
+                _find_engine_factory(spec, TorchrunEngine if is_program else PlainEngine),
+                spec.rdzv_handler,
             )
         if engine is None:
             # firstfault's own preparation failed, for instance because no folder can be written:
@@ -193,7 +197,9 @@ class TorchrunAgent(LocalElasticAgent):
                 os.close(self._run_lock)
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
-    def _engine(self, kind: Callable[..., PlainEngine], handler: RendezvousHandler) -> PlainEngine:
+    def _build_engine(
+        self, factory: Callable[..., PlainEngine], handler: RendezvousHandler
+    ) -> PlainEngine:
         """Return the engine of this node; its folder is chosen by now."""
         names = read_job_names(handler.get_run_id())
         chosen = choose_folder(names, partial(job_store, handler) if self.max_nodes > 1 else None)
@@ -205,7 +211,7 @@ class TorchrunAgent(LocalElasticAgent):
         run, attempt = split_name(chosen.folder)
         description = names.describe(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
-        return kind(
+        return factory(
             run, int(attempt), names.node.value, is_shared, names.namespace.value, description
         )
 
@@ -229,7 +235,7 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(code) from None
     if not keeps_torch_box():
-        _silence_log_of_error(failed.error)
+        _mark_as_reported(failed.error)
 
 
 def _is_launcher() -> bool:
@@ -252,7 +258,7 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _find_engine(
+def _find_engine_factory(
     spec: WorkerSpec, default: Callable[..., PlainEngine]
 ) -> Callable[..., PlainEngine]:
     """Return the factory of the engine: the usual one,
@@ -283,7 +289,7 @@ def is_reported(error: BaseException) -> bool:
     return getattr(error, "failures", error) in _reported_errors
 
 
-def _silence_log_of_error(error: Exception) -> None:
+def _mark_as_reported(error: Exception) -> None:
     """Keep Python and torch from printing an error again that firstfault has printed."""
     _reported_errors.append(getattr(error, "failures", error))
     # Once per process: it may run several jobs.
@@ -313,7 +319,7 @@ class TorchrunEngine(PlainEngine):
         if not published.durable:
             leave = partial(_store_on_node, publication, self._path_on_node)
             call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node")
-            prefix = str(self._find_on_node(publication.sealed) or prefix)
+            prefix = str(self._find_copy_on_node(publication.sealed) or prefix)
         if publication.own is not None:  # not on nodes that adopt another node's verdict
             _leave_slurm_pointer(prefix, HANDOVER_TIMEOUT_SECONDS)
         return published
@@ -334,7 +340,7 @@ class TorchrunEngine(PlainEngine):
         run, attempt = split_name(self.identity().output_prefix)
         return Path(split_name(run)[1], attempt)
 
-    def _find_on_node(self, sealed: SealedVerdict) -> Path | None:
+    def _find_copy_on_node(self, sealed: SealedVerdict) -> Path | None:
         """Return where this verdict was left among temporary files, or None if it wasn't."""
         for runs in find_fallback_folders():
             # the bytes, because an older run may have had this name
@@ -358,7 +364,7 @@ class TorchrunEngine(PlainEngine):
         if restarts := publication.node_context.round:
             lines.append(f"  Before: {counted(restarts, 'restart')} of the workers in this attempt")
         prefix = self.identity().output_prefix
-        on_node = self._find_on_node(sealed)
+        on_node = self._find_copy_on_node(sealed)
         if on_node is not None and prefix != str(on_node):
             lines.append(
                 f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)"

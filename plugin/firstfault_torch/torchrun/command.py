@@ -65,7 +65,10 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
     with without_collections():
         from firstfault_torch.guard import try_call  # noqa: PLC0415 - loads torch
-        from firstfault_torch.torchrun.agent import is_reported, replace_launcher_agent  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.agent import (  # noqa: PLC0415 - loads torch
+            is_reported,
+            replace_launcher_agent,
+        )
         from firstfault_torch.torchrun.settings import set_variables  # noqa: PLC0415 - loads torch
 
     replace_launcher_agent()

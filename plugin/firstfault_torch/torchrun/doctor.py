@@ -42,9 +42,10 @@ _RAY_CALLBACKS_VARIABLE, _JAX_VARIABLE = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR
 _HANDLER = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
 _OK, _NO, _FACT = True, False, None
+"""States of a check: fine; prevents recording or has an invalid value; only informs."""
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
-"""Whether all is well, subject and text of a line. `_FACT` prevents nothing."""
+"""The state, subject and text of a line."""
 
 
 @click.command()
@@ -127,9 +128,11 @@ def _run_checks() -> Iterator[_Check]:
         name: try_call(partial(importlib.metadata.version, package))[0]
         for name, package in _PACKAGES.items()
     }
-    others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+    packages = ", ".join(
+        f"{name} {version or 'not installed'}" for name, version in versions.items()
+    )
     own = importlib.metadata.version("firstfault")
-    yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
+    yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {packages}"
     has_torch = importlib.util.find_spec("torch") is not None
     if has_torch:
         yield _check_versions()
@@ -203,8 +206,8 @@ def _check_versions() -> _Check:
 
 
 def _check_recorder() -> _Check:
-    """Look whether the recorder that is read has the collectives of the backend
-    that a job here would use.
+    """Check that torch's flight recorder shows the collectives of the backend that a job here
+    would use.
     """
     probe = partial(try_call, _probe_flight_recorder, Exception)
     seconds = DOCTOR_TIMEOUT_SECONDS
@@ -213,6 +216,7 @@ def _check_recorder() -> _Check:
 
 
 def _probe_flight_recorder() -> str:
+    """Call a collective in a group of one rank; return whether it is in torch's flight recorder."""
     import torch  # noqa: PLC0415 - may not be installed
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -325,7 +329,7 @@ def _has_loaded_entry_point() -> bool:
 
 
 def _check_workers() -> _Check:
-    """Look whether the Python of the workers reads firstfault.pth."""
+    """Check that the Python of the workers reads firstfault.pth."""
     # torchrun starts workers with PYTHON_EXEC, which may be another Python than this one.
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]

@@ -90,7 +90,9 @@ VARIABLES: Mapping[str, Callable[[str], str]] = {
     "NO_COLOR": _accept,
     "FORCE_COLOR": _accept,
 }
-"""Returns what is wrong with a nonempty value, as a clause to print, or "" if it is valid."""
+"""The check of each variable. It returns what is wrong with a nonempty value, as a clause to print,
+or "" if the value is valid.
+"""
 _SELF_EXPLAINED = (DECISIONS_VARIABLE, REDACT_VARIABLE)
 """Their problems are whole sentences, which also name the effect. They are never removed: without
 its variable, firstfault would act, and the valid rules still hide what they match.

@@ -65,7 +65,9 @@ class Flyte2Engine(TorchrunEngine):
     previous_checkpoint: str = ""
     """The previous attempt's; empty for a first attempt."""
     is_clustered: bool = False
-    """Whether torchrun started this agent. If not, ``a0`` did, and gets an exception."""
+    """Whether torchrun started this agent. If not, ``a0`` did, and gets an exception instead of an
+    exit code.
+    """
 
     def identity(self) -> Identity:
         """Return the attempt's folder and this pod's name; the attempt is the JobSet's restart."""
@@ -76,7 +78,7 @@ class Flyte2Engine(TorchrunEngine):
         previous = (
             identity.previous_handover_uri
             if is_restart
-            else _find_handover(self.previous_checkpoint)
+            else _get_handover_folder(self.previous_checkpoint)
         )
         return replace(identity, engine="flyte2", previous_handover_uri=previous)
 
@@ -97,7 +99,7 @@ class Flyte2Engine(TorchrunEngine):
         shutdown_requested = how.get("shutdown_requested")
         if self.checkpoint and report is not None:
             put = partial(
-                _put, _find_handover(self.checkpoint), VERDICT, publication.sealed.document
+                _put, _get_handover_folder(self.checkpoint), VERDICT, publication.sealed.document
             )
             call_with_timeout(
                 put,
@@ -197,7 +199,7 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
     if _USER_JOB_NAME:
         _name_job(os.environ.get("JOBSET_NAME", ""))
     # "{{": a placeholder that Flyte has not filled
-    return _configure(
+    return _make_factory(
         is_clustered=True, **{name: "" if "{{" in path else path for name, path in paths.items()}
     )
 
@@ -216,7 +218,7 @@ def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
     checkpoint, previous = (
         (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
     )
-    return _configure(
+    return _make_factory(
         outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or ""
     )
 
@@ -244,8 +246,10 @@ def _set_default(name: str, value: str) -> None:
         os.environ[name] = _defaults[name] = value
 
 
-def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
-    """Set the default folder, and return the factory of the engine."""
+def _make_factory(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
+    """Set the default folder of the documents, and return the factory of the engine; that of a
+    plain torchrun without `outputs`.
+    """
     if not outputs:
         return TorchrunEngine  # another program of this name
     _set_default(FOLDER_VARIABLE, join(outputs, _RUNS_FOLDER))
@@ -268,7 +272,7 @@ def _is_last_restart() -> bool:
     return not (attempt.isdecimal() and limit.isdecimal()) or int(attempt) >= int(limit)
 
 
-def _find_handover(checkpoint: str) -> str:
+def _get_handover_folder(checkpoint: str) -> str:
     """Return the folder of the verdict next to a checkpoint:
     the checkpoint itself is one object.
     """
