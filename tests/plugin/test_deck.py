@@ -29,7 +29,7 @@ from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints, rank_decks
-from flytekitplugins.firstfault.deck import elected, publish_deck
+from flytekitplugins.firstfault.deck import elect_node, publish_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from flytekitplugins.firstfault.rank_decks import DeckKeeper
 from tests.prefix import Prefix
@@ -157,14 +157,14 @@ def test_election(
     """Rank 0's node writes the deck if its agent lives, else the first failed node,
     in any order of the roster.
     """
-    chosen = [elected(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]
+    chosen = [elect_node(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]
     assert [place.node if place is not None else None for place in chosen] == [expected, expected]
 
 
 def test_a_succeeded_pod_is_not_elected() -> None:
     """If pods exit when they succeed, as with a master, only a failed pod is elected."""
     job = make_job(roster=(_entry(Phase.SUCCEEDED, 0, 0), _failed(1, 1)))
-    place = elected(job, staying=(Phase.FAILED,))
+    place = elect_node(job, live_phases=(Phase.FAILED,))
     assert getattr(place, "node", None) == "worker-1"
 
 
@@ -200,14 +200,14 @@ def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
     """The file has a deck seconds after it was added,
-    and all decks after `look_now` and after `end`.
+    and all decks after `check_now` and after `end`.
     """
     assert _kept(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
     until(lambda: _kept(tmp_path), seconds=LONG_S)
     assert _kept(tmp_path) == [("loss", "<b>1</b>")]
     decks[0].append("<b>½</b>")
-    keeper.look_now(LONG_S)
+    keeper.check_now(LONG_S)
     assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
     decks.append(_deck("samples", "a \udc80 b"))
     keeper.end()
@@ -233,7 +233,7 @@ def test_too_large_decks(
     """Decks over the limit are left out with one log line; the others are kept."""
     monkeypatch.setattr(rank_decks, "_MAX_DECK_BYTES", 100)
     decks += [_deck("small", "1"), _deck("large", "x" * 100), _deck("last", "2")]
-    keeper.look_now(LONG_S)
+    keeper.check_now(LONG_S)
     decks[2].append("3")
     keeper.end()
     assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
@@ -421,7 +421,7 @@ def test_another_pods_deck_is_kept(pod: Pod) -> None:
     and flytekit's deprecated property is not read.
     """
     pod.another(0)
-    theirs = f"<p>{deck._MARK}</p>"
+    theirs = f"<p>{deck._REPORT_MARK}</p>"
     (pod.prefix.folder / "deck.html").write_text(theirs)
     pod.run()
     assert (pod.prefix.folder / "error.pb").exists()

@@ -18,7 +18,7 @@ from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.layout import RUN_MARK
 from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder, runs_in
-from firstfault_torch.torchrun.job_folder import chosen_folder
+from firstfault_torch.torchrun.job_folder import choose_folder
 from firstfault_torch.torchrun.job_names import read_job_names
 
 PROFILE = "export PATH\n"
@@ -59,7 +59,7 @@ def untouched(home: Path) -> bool:
 
 def choose(name: str = "job") -> Path:
     """Return the folder that an agent chooses; its lock is released."""
-    chosen = chosen_folder(read_job_names(name, {}), None)
+    chosen = choose_folder(read_job_names(name, {}), None)
     os.close(chosen.mark or 0)
     return Path(chosen.folder)
 
@@ -176,13 +176,13 @@ def test_prune_follows_no_mark(home: Path, shared: Path) -> None:
 NOBODY, ATTACKER = 65534, 65533
 START = """
 import os, sys
-from firstfault_torch.torchrun.job_folder import chosen_folder  # as root: others may not read this environment
+from firstfault_torch.torchrun.job_folder import choose_folder  # as root: others may not read this environment
 from firstfault_torch.torchrun.job_names import read_job_names  # as root: others may not read this environment
 os.setgroups([])
 os.setuid(int(sys.argv[1]))
 """
 RECORDS = """
-print(chosen_folder(read_job_names("job", {}), None).folder)
+print(choose_folder(read_job_names("job", {}), None).folder)
 """
 PREPARES = """
 os.makedirs("tmp/.firstfault/torchrun/job")

@@ -33,7 +33,7 @@ from flytekitplugins.firstfault.config import (
     PyTorch,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.flyte_engine import multi_error_files
+from flytekitplugins.firstfault.flyte_engine import writes_error_file_per_pod
 from flytekitplugins.firstfault.local import loading, shown
 from flytekitplugins.firstfault.local.pods import (
     JobState,
@@ -277,7 +277,7 @@ def _run_attempt(
         # time limit.
         state = job_state(pods)
         if state is not None:
-            multi = multi_error_files(_pod_environment(plan, number, 0, 0))
+            multi = writes_error_file_per_pod(_pod_environment(plan, number, 0, 0))
             # Read now, as Flyte does when the operator reports the end: pods that still run may
             # write more files.
             seen = error_seen(prefix, state, multi_file=multi)
