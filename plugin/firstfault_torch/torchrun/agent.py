@@ -175,11 +175,13 @@ class TorchrunAgent(LocalElasticAgent):
             # In another thread, torchrun is a part of the caller's process: the caller gets torch's
             # exceptions, and its process continues.
             is_process = threading.current_thread() is threading.main_thread()
-            if is_program and is_process and failed.publication is not None:
+            publication = failed.publication
+            has_reported = publication is not None or failed.is_left_to_others
+            if is_program and is_process and has_reported:
                 _end_program(
                     failed,
-                    engine.choose_exit_code(failed.publication),
-                    is_durable=failed.publication.durable,
+                    engine.choose_exit_code(publication),
+                    is_durable=publication is not None and publication.durable,
                 )
             if (
                 failed.verdict is not None
