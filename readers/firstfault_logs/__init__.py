@@ -8,7 +8,7 @@ A pipeline of small stages:
    printed
 3. `framing.labels`: a line to a `LogRecord` with the `Label` of the process that printed it
 4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into
-   attempts by `attempts`
+   `attempt_logs` by `attempts`
 5. `processes`: streams, reports and boxes to processes
 6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` decides
    which of them count

@@ -21,6 +21,7 @@ from firstfault.model.failure import (
 )
 from firstfault.utils.stored_text import clean, clean_end
 from firstfault_logs.assignment import Assignment
+from firstfault_logs.causes.reported_ends import ReportedEnds
 from firstfault_logs.completion.proof import CompletionProof, find_completion
 from firstfault_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault_logs.completion.words import is_success_report
@@ -30,7 +31,7 @@ from firstfault_logs.processes import LOST_WITH_NODE, MAX_TEXT, NO_EXIT_STATUS, 
 from firstfault_logs.stops import mark_remaining, mark_stops
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.launchers import LauncherReport
     from firstfault_logs.tracebacks import Traceback
 
@@ -62,6 +63,8 @@ class AttemptReading(NamedTuple):
 def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     """Return what failed in an attempt, or nothing if the job succeeded after all failures."""
     processes = Processes(attempt)
+    reported_ends = ReportedEnds(attempt, processes)
+    reported_ends.take_reports()
     assignment = Assignment(attempt, processes)
     assignment.run()
     mark_stops(attempt, processes)
@@ -70,7 +73,7 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     _forget_shutdown_errors(attempt, processes)
     proof = find_completion(attempt)
     if not agents and not any(process.has_failed for process in processes.all):
-        processes.take_launcher_ends()
+        reported_ends.take_launcher_ends()
         if not any(process.has_failed for process in processes.all):
             agents += find_canceled_step(attempt, proof)
     failed = [process for process in processes.all if process.has_failed]

@@ -13,12 +13,11 @@ from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault_logs.framing.labels import parse_time_ns
-from firstfault_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
+    from firstfault_logs.attempt_logs import Attempt, Stream
     from firstfault_logs.boxes import Entry
-    from firstfault_logs.collector import Attempt, Stream
     from firstfault_logs.own_reports import OwnReport
     from firstfault_logs.tracebacks import Traceback
 
@@ -34,16 +33,6 @@ _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 POD_NUMBER = LazyPattern(
     r"(?:-(?:master|worker|chief|ps|launcher|node|replica|workers?))?-\d{1,6}(?:-[a-z0-9]{5})?$"
 )
-
-_HEALTHY_POD_STATES = (
-    "Running",
-    "Completed",
-    "Succeeded",
-    "Pending",
-    "ContainerCreating",
-    "PodInitializing",
-)
-"""The states of pods that haven't failed."""
 
 
 @dataclass(slots=True)
@@ -154,10 +143,6 @@ class Process:
         return not node or not self.node or node in {self.node, self.host, self.ip}
 
 
-# Ends the name of a pod that may replace another one.
-_POD_SUFFIX = LazyPattern(r"-[a-z0-9]{5}$")
-
-
 class Processes:
     """Finds out which streams, statements and boxes are about the same process."""
 
@@ -189,8 +174,6 @@ class Processes:
             kept, key=lambda one: (one.label.rank is None, one.file, one.tail[0].number)
         ):
             self._take_stream(stream)
-        for file, node, report in attempt.reports:
-            self._take_report(file, node, report)
 
     def _find_rank_by_node(self) -> dict[str, int]:
         """Return the rank of each node's only process;
@@ -290,80 +273,6 @@ class Processes:
         found.ip = found.ip or label.ip
         found.streams.append(stream)
 
-    def _take_report(self, file: str, node: str, report: LauncherReport) -> None:
-        if report.kind not in {ReportKind.ENDED, ReportKind.STOPPED, ReportKind.OOM}:
-            return
-        node = self.resolve_node(report.node or report.ip or node)
-        for process in self._find_reported(file, node, report):
-            process.lines.add((file, report.number, report.number))
-            process.node = process.node or node
-            process.ip = process.ip or report.ip
-            process.is_oom |= report.is_oom
-            if report.kind is ReportKind.STOPPED:
-                self._take_stop(process, report)
-            elif not process.has_ended:
-                self._take_end(process, report, node)
-
-    def _take_stop(self, process: Process, report: LauncherReport) -> None:
-        if process.has_ended and process.signal != report.signal:
-            return
-        # srun prints the first task that SIGTERM ended before it ends all others
-        is_one = len(report.tasks or report.ranks) == 1
-        is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
-        if is_first and not process.has_ended:
-            process.signal, process.stopped = "SIGTERM", ""
-            process.launcher_time_ns = report.time_ns
-            return
-        if process.has_ended:
-            process.exit_code = None  # its launcher's signal
-        else:
-            process.launcher_time_ns = None
-        process.signal, process.stopped = "", LAUNCHER_STOPPED
-        process.stop_signal = report.signal
-
-    def _take_end(self, process: Process, report: LauncherReport, node: str) -> None:
-        is_after = (
-            bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
-        )
-        if is_after:
-            is_lost = any(
-                other.kind is ReportKind.LOST and other.node == node
-                for _, _, other in self.attempt.reports
-            )
-            process.stopped = LOST_WITH_NODE if is_lost and node else LAUNCHER_STOPPED
-            process.stop_signal = "" if is_lost else report.signal
-            process.exit_code, process.signal = None, ""
-        else:
-            process.stopped = ""
-            process.exit_code = report.exit_code
-            process.signal = report.signal or ("SIGKILL" if report.is_oom else "")
-        process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
-
-    def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
-        """Return the processes that a report is about."""
-        of_tasks = report.tasks if self.tasks_are_ranks else ()
-        ranks = of_tasks if report.tasks else report.ranks
-        if not ranks and report.local_rank is None and node in self.rank_by_node:
-            ranks = (self.rank_by_node[node],)
-        elif not ranks and report.local_rank is not None:
-            first = self.attempt.find_first_rank((file, node))
-            ranks = () if first is None else (first + report.local_rank,)
-        if ranks:
-            local = report.local_rank if len(ranks) == 1 else None
-            return [
-                self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks
-            ]
-        if report.tasks:
-            return []
-        spawned = self.attempt.find_spawned(report.pid) if report.pid is not None else None
-        if spawned is not None and report.local_rank is None:
-            rank, local = spawned
-            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node)]
-        if report.pid is not None or report.local_rank is not None:
-            return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
-        is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)
-        return [self.find_by_node(node)] if is_end else []
-
     def find_by_node(self, node: str) -> Process:
         """Return the process that is known by its node only, or a new one."""
         found = self._only(
@@ -373,55 +282,6 @@ class Processes:
             found = Process(node=node)
             self.all.append(found)
         return found
-
-    def _is_of_job(self, pod: str) -> bool:
-        """Whether a pod in a table is one of the job's that failed in the end:
-        a table may have pods of other jobs.
-        """
-        listed = self.attempt.listed_pods
-        if pod not in listed:
-            return True
-        name = _POD_SUFFIX.sub("", pod)
-        replaced_by = (other for other in listed if _POD_SUFFIX.sub("", other) == name)
-        if any(listed[other] in _HEALTHY_POD_STATES for other in (pod, *replaced_by)):
-            return False
-        pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
-        if pods:
-            return pod in pods
-        job = POD_NUMBER.sub("", pod)
-        others = (other for other in listed if other != pod)
-        return len(listed) == 1 or any(POD_NUMBER.sub("", other) == job for other in others)
-
-    def take_launcher_ends(self) -> None:
-        """Take launchers that ended with an error, such as torchrun in a task of srun:
-        nothing else shows a failure.
-        """
-        for file, node, report in self.attempt.reports:
-            if (
-                report.kind is ReportKind.ENDED
-                and report.tasks
-                and (report.exit_code or report.signal)
-            ):
-                where = self.resolve_node(report.node or node)
-                lines = {(file, report.number, report.number)}
-                self.all.append(
-                    Process(
-                        node=where,
-                        exit_code=report.exit_code,
-                        signal=report.signal,
-                        lines=lines,
-                    )
-                )
-                self.all[-1].launcher_text, self.all[-1].launcher_time_ns = (
-                    report.text,
-                    report.time_ns,
-                )
-
-    def _rest_stopped_before(self, report: LauncherReport) -> bool:
-        earlier = (
-            other.kind for _, _, other in self.attempt.reports if other.number < report.number
-        )
-        return ReportKind.REST_STOPPED in earlier
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:

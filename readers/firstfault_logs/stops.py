@@ -29,7 +29,7 @@ from firstfault_logs.processes import (
 )
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
 
 _MAX_WORLD_SIZE = 4096
 """In a larger job, ranks without a line aren't listed."""

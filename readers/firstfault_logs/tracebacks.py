@@ -21,7 +21,7 @@ from firstfault_logs.framing.labels import GLOG_STAMP
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Excerpt, Stream
+    from firstfault_logs.attempt_logs import Excerpt, Stream
     from firstfault_logs.framing.labels import LogRecord
 
 MAX_LINES_AFTER_END = 10

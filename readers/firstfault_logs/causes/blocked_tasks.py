@@ -12,7 +12,7 @@ from firstfault_logs.launchers import ReportKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.processes import Process, Processes
 

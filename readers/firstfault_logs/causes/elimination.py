@@ -10,7 +10,7 @@ from firstfault.evidence.texts import classify
 from firstfault_logs.launchers import ReportKind
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.processes import Process, Processes
 
 _MIN_RANKS = 2

@@ -15,7 +15,7 @@ from firstfault_logs.launchers import ReportKind
 from firstfault_logs.tracebacks import LAUNCHER_FILE
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt, Stream
+    from firstfault_logs.attempt_logs import Attempt, Stream
 
 _MAX_BANNER_LINES = 10
 """Lines of a launcher when it starts; more are a program's."""

@@ -16,7 +16,7 @@ from firstfault_logs.tracebacks import LOGGED_ERROR
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.processes import Process
     from firstfault_logs.tracebacks import Traceback
 

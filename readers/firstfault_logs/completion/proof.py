@@ -42,7 +42,7 @@ from firstfault_logs.launchers import ReportKind
 from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks, starts_at_program
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt, Stream
+    from firstfault_logs.attempt_logs import Attempt, Stream
     from firstfault_logs.completion.loops import Loop
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.tracebacks import Traceback

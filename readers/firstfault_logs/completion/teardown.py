@@ -12,7 +12,7 @@ from firstfault_logs.framing.outputs import are_outputs_of_one_job
 from firstfault_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.processes import Process
     from firstfault_logs.tracebacks import Traceback
