@@ -84,6 +84,7 @@ def requeue(
         { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.model.job import Action  # noqa: PLC0415 - as below
     from firstfault.slurm import starts  # noqa: PLC0415 - `--help` needs none of it
     from firstfault.slurm.job import SlurmJob, find_job_id, read_job  # noqa: PLC0415 - as above
     from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - as above
@@ -110,7 +111,10 @@ def requeue(
             err=True,
         )
         return _UNDECIDED
-    plan = make_plan(job, judgments, starts.count_requeues(job, attempts, uri), max_requeues)
+    # a job that stops needs no count, and its storage no further requests
+    is_stopped = judgments[-1].decision.action is Action.STOP
+    count = 0 if is_stopped else starts.count_requeues(job, attempts, uri)
+    plan = make_plan(job, judgments, count, max_requeues)
     slurm_job = SlurmJob(job.id)
     exclude, problem = "", ""
     if exclude_bad_node and plan.bad_node and not plan.stop_reason:

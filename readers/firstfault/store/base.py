@@ -258,20 +258,25 @@ class Store(abc.ABC):
         )
         if found is None:
             return error
-        classify_error, detail = found
-        refused = f"refused ({detail}); check the credentials and the {verb} permission"
-        misplaced = f"{detail}; check the bucket's name and the endpoint"
-        silent = f"the storage did not answer ({detail}); check the endpoint"
-        kind, advice = {
-            StorageErrorKind.NO_CREDENTIALS: (
-                errors.AccessDeniedError,
-                describe_missing_credentials(self._protocol),
-            ),
-            StorageErrorKind.REFUSED: (errors.AccessDeniedError, refused),
-            StorageErrorKind.OBJECT_NOT_FOUND: (errors.ObjectNotFoundError, "no such object"),
-            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, misplaced),
-            StorageErrorKind.WRONG_REGION: (WrongRegionError, describe_wrong_region(detail)),
-            StorageErrorKind.NO_ANSWER: (errors.StoreUnavailableError, silent),
-            StorageErrorKind.OTHER: (errors.StoreError, detail),
-        }[classify_error]
-        return kind(f"cannot {verb} {uri}: {advice}")
+        kind, detail = found
+        error_type: type[errors.StoreError]
+        match kind:
+            case StorageErrorKind.NO_CREDENTIALS:
+                error_type = errors.AccessDeniedError
+                advice = describe_missing_credentials(self._protocol)
+            case StorageErrorKind.REFUSED:
+                error_type = errors.AccessDeniedError
+                advice = f"refused ({detail}); check the credentials and the {verb} permission"
+            case StorageErrorKind.OBJECT_NOT_FOUND:
+                error_type, advice = errors.ObjectNotFoundError, "no such object"
+            case StorageErrorKind.BUCKET_NOT_FOUND:
+                error_type = errors.StoreError
+                advice = f"{detail}; check the bucket's name and the endpoint"
+            case StorageErrorKind.WRONG_REGION:
+                error_type, advice = WrongRegionError, describe_wrong_region(detail)
+            case StorageErrorKind.NO_ANSWER:
+                error_type = errors.StoreUnavailableError
+                advice = f"the storage did not answer ({detail}); check the endpoint"
+            case StorageErrorKind.OTHER:
+                error_type, advice = errors.StoreError, detail
+        return error_type(f"cannot {verb} {uri}: {advice}")
