@@ -158,11 +158,13 @@ def read(uri: str, options: ReadOptions = _DEFAULTS, additional: Sequence[Path] 
         return read_logs([path, *additional], uri, options)
     # documents are better evidence than logs, so logs are read only without documents
     evidence = _read_logs_snapshot(additional) if additional else None
-    found = _read_documents(uri, options, evidence)
-    if found.exists or path is None or _is_part(uri):
-        return replace(found, sources=additional)
+    recorded = _read_documents(uri, options, evidence)
+    if recorded.exists or path is None or _is_part(uri):
+        return replace(recorded, sources=additional)
     logs = read_logs([path, *additional], uri, options)
-    return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
+    return (
+        logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else recorded
+    )
 
 
 def _is_part(uri: str) -> bool:
@@ -177,7 +179,7 @@ def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -
     here = _read_one(uri, options, evidence)
     if here.exists or _is_part(uri):
         return here
-    found = None
+    best = None
     missing = 0
     for number in range(_MOST_ATTEMPTS):
         attempt = _read_one(join(uri, str(number)), options, evidence)
@@ -187,9 +189,9 @@ def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -
         if missing:
             continue  # an attempt without files: its pods may never have started
         # the last failed attempt wins over a later attempt that succeeded or is still running
-        if attempt.conclusion is not None or found is None or found.conclusion is None:
-            found = attempt
-    return found or _newest_run(uri, options, evidence) or here
+        if attempt.conclusion is not None or best is None or best.conclusion is None:
+            best = attempt
+    return best or _newest_run(uri, options, evidence) or here
 
 
 def _newest_run(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt | None:
@@ -304,8 +306,8 @@ def digest_logs(
 
     for point in entry_points(group=LOG_DIGESTS_GROUP) if sources else ():
         with suppress(ImportError):  # the entry point of a deleted package
-            found: LogDigest = point.load()(sources, wanted, reads_all=reads_all)
-            return found
+            digest: LogDigest = point.load()(sources, wanted, reads_all=reads_all)
+            return digest
     return LogDigest()
 
 
@@ -352,14 +354,14 @@ async def _summarize_neighbors(
         # one by one: usually the next attempt doesn't exist, and concurrent reads of ten would be
         # wasted
         deadline = time.monotonic() + seconds
-        found: list[AttemptSummary] = []
+        summaries: list[AttemptSummary] = []
         for other in range(number + 1, number + 1 + _AROUND - len(before)):
             left = deadline - time.monotonic()
             summary = await _summarize(folder, other, options, left) if left > 0 else None
             if summary is None:
                 break
-            found.append(summary)
-        return found
+            summaries.append(summary)
+        return summaries
 
     async def one(other: int) -> list[AttemptSummary]:
         summary = await _summarize(folder, other, options, seconds)
@@ -367,8 +369,8 @@ async def _summarize_neighbors(
 
     # earlier attempts have priority; later attempts only fill up the limit
     before = range(max(number - _AROUND, 0), number)
-    found = await gathered(*(one(other) for other in before), after())
-    return [summary for part in found for summary in part]
+    parts = await gathered(*(one(other) for other in before), after())
+    return [summary for part in parts for summary in part]
 
 
 async def _summarize(

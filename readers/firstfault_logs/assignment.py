@@ -96,9 +96,9 @@ class Assignment:
         mark_ray_actors(self.attempt, self.processes)
         tracebacks = []
         for stream in self.processes.shared:
-            found, note = find_shared_tracebacks(stream)
+            printed, note = find_shared_tracebacks(stream)
             self.notes += [note] if note else []
-            tracebacks += [one for one in found if not self._take_launcher_exception(one)]
+            tracebacks += [one for one in printed if not self._take_launcher_exception(one)]
         tracebacks = take_spark_tasks(self.processes, tracebacks)
         tracebacks = take_reported_exceptions(self.attempt, self.processes, tracebacks)
         self._assign_tracebacks(tracebacks)
@@ -124,7 +124,9 @@ class Assignment:
         if process.raised is None:
             by_torch = [record for stream in process.streams for record in stream.by_torch]
             process.set_own_report(find_uncaught_exception(by_torch, process.text))
-        tracebacks = [found for stream in process.streams for found in find_tracebacks(stream)]
+        tracebacks = [
+            traceback for stream in process.streams for traceback in find_tracebacks(stream)
+        ]
         last = tracebacks[-1] if tracebacks else None
         # Ray's driver prints the exception of a failed task again
         is_rays = (
@@ -147,9 +149,9 @@ class Assignment:
         for stream in driver.streams:
             above = (excerpt.lines[0].text for excerpt in stream.excerpts)
             is_headed = driver.rank is None and any(map(_RANK_HEADING.match, above))
-            for found in find_tracebacks(stream) if is_headed else ():
-                if heading := _RANK_HEADING.match(found.heading):
-                    self.processes.find(rank=int(heading["rank"])).set_exception(found)
+            for traceback in find_tracebacks(stream) if is_headed else ():
+                if heading := _RANK_HEADING.match(traceback.heading):
+                    self.processes.find(rank=int(heading["rank"])).set_exception(traceback)
                     driver.is_driver = True
         return driver.is_driver
 
@@ -167,68 +169,68 @@ class Assignment:
 
     # --- unlabeled tracebacks ---------------------------------------------------------------------
 
-    def _take_launcher_exception(self, found: Traceback) -> bool:
+    def _take_launcher_exception(self, traceback: Traceback) -> bool:
         """Take a traceback that a launcher printed, or that names its rank;
         return whether it is one.
         """
-        spawned = _SPAWN_PROCESS_ERROR.search("\n".join((*found.lines_around, found.text)))
+        spawned = _SPAWN_PROCESS_ERROR.search("\n".join((*traceback.lines_around, traceback.text)))
         # the last error above a launcher's own traceback is a worker's
-        is_launchers = found.is_of_launcher or found.is_summary
-        logged = set() if is_launchers else find_ranks_in_errors(found.lines_around)
-        if heading := _RANK_HEADING.match(found.heading):
-            self.processes.find(rank=int(heading["rank"])).set_exception(found)
+        is_launchers = traceback.is_of_launcher or traceback.is_summary
+        logged = set() if is_launchers else find_ranks_in_errors(traceback.lines_around)
+        if heading := _RANK_HEADING.match(traceback.heading):
+            self.processes.find(rank=int(heading["rank"])).set_exception(traceback)
             return True
         if spawned is not None or (
-            len(logged) == 1 and not found.is_handled and not found.is_before_success
+            len(logged) == 1 and not traceback.is_handled and not traceback.is_before_success
         ):
             process = self.processes.find(
                 rank=int(spawned["rank"]) if spawned is not None else min(logged)
             )
-            if spawned is not None or not self._is_survived(process, found):
-                process.set_exception(found)
+            if spawned is not None or not self._is_survived(process, traceback):
+                process.set_exception(traceback)
                 return True
-        if found.is_of_launcher and not found.is_summary:
-            self.launcher_failures.append(found)
+        if traceback.is_of_launcher and not traceback.is_summary:
+            self.launcher_failures.append(traceback)
         return is_launchers
 
     def _assign_tracebacks(self, tracebacks: Sequence[Traceback]) -> None:
         everything = self.processes.all
-        for node in {found.stream.label.node for found in tracebacks}:
+        for node in {traceback.stream.label.node for traceback in tracebacks}:
             here = [
-                found
-                for found in tracebacks
-                if found.stream.label.node == node and not found.is_mixed
+                traceback
+                for traceback in tracebacks
+                if traceback.stream.label.node == node and not traceback.is_mixed
             ]
             is_any_failing = any(process.exit_code for process in everything)
-            own = [found for found in here if not found.is_handled] or (
+            own = [traceback for traceback in here if not traceback.is_handled] or (
                 here if is_any_failing else []
             )
             if any(process.uncaught for process in everything):
                 # torch puts the rank before the traceback of each exception that ends a process of
                 # a group
-                counts = Counter(found.fault for found in own)
+                counts = Counter(traceback.fault for traceback in own)
                 # such an exception may be printed without a rank, too
                 counts -= Counter(
                     find_fault(one.raised) for one in everything if one.uncaught and one.raised
                 )
-                own = [found for found in own if found.fault in counts]
+                own = [traceback for traceback in own if traceback.fault in counts]
                 failing = sum(
                     one.exit_code is not None and one.raised is None for one in everything
                 )
-                own = [found for found in own if counts[found.fault] <= failing]
+                own = [traceback for traceback in own if counts[traceback.fault] <= failing]
             processes = [one for one in everything if not node or one.node in {node, ""}]
-            own = [found for found in own if not self._is_outlived(found, processes)]
+            own = [traceback for traceback in own if not self._is_outlived(traceback, processes)]
             own = drop_survived_tracebacks(self.attempt, processes, own)
             if not own or self._has_continued(own):
                 continue
             by_rank = find_ranks_by_device(self.attempt, self.processes, own)
-            for rank, found in by_rank.items():
-                self.processes.find(rank=rank, node=node).set_exception(found)
+            for rank, traceback in by_rank.items():
+                self.processes.find(rank=rank, node=node).set_exception(traceback)
             if not by_rank:
                 self._assign_on_node(own, processes)
 
     @staticmethod
-    def _is_outlived(found: Traceback, processes: Sequence[Process]) -> bool:
+    def _is_outlived(traceback: Traceback, processes: Sequence[Process]) -> bool:
         """Whether each process of the node printed a later step, so none of them had raised."""
         steps = [
             max(
@@ -238,7 +240,7 @@ class Assignment:
             for process in processes
             if process.rank is not None
         ]
-        return bool(steps) and min(steps) > found.lines[1]
+        return bool(steps) and min(steps) > traceback.lines[1]
 
     def _assign_on_node(
         self, tracebacks: Sequence[Traceback], processes: Sequence[Process]
@@ -247,7 +249,7 @@ class Assignment:
             one for one in processes if one.exit_code or (one.launcher_text and not one.has_ended)
         )
         failing = [one for one in ended if one.raised is None and TRACEBACK not in one.text]
-        by_fault = {found.fault: found for found in tracebacks}
+        by_fault = {traceback.fault: traceback for traceback in tracebacks}
         is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
             for process in failing:
@@ -258,9 +260,9 @@ class Assignment:
             if last.later_lines > MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
             by_fault = {last.fault: choose_ending(tracebacks)}
-        for fault, found in by_fault.items():
-            process = Process(node=found.stream.label.node)
-            process.set_exception(found)
+        for fault, traceback in by_fault.items():
+            process = Process(node=traceback.stream.label.node)
+            process.set_exception(traceback)
             repeated = [one for one in tracebacks if one.fault == fault]
             process.lines |= {
                 (one.stream.file, *one.lines) for one in (*repeated[:1], *repeated[-1:])
@@ -275,9 +277,9 @@ class Assignment:
             report.kind is ReportKind.ENDED for _, _, report in self.attempt.reports
         ):
             return False
-        if self.attempt.is_torchrun and all(found.later_lines for found in tracebacks):
+        if self.attempt.is_torchrun and all(traceback.later_lines for traceback in tracebacks):
             return True  # its agent would have reported the end
-        last = max((found.lines[1] for found in tracebacks), default=0)
+        last = max((traceback.lines[1] for traceback in tracebacks), default=0)
         streams = self.attempt.streams.values()
         return any(
             stream.progress is not None and stream.progress.number > last for stream in streams

@@ -115,8 +115,8 @@ class Stream:
         if record.by_torch:
             self.by_torch.append(record)
         names_a_rank = "ank" in record.text or "process_in" in record.text
-        if names_a_rank and (found := DECLARED_RANK.match(record.text)):
-            self.declared_ranks.add(int(found["rank"]))
+        if names_a_rank and (declared := DECLARED_RANK.match(record.text)):
+            self.declared_ranks.add(int(declared["rank"]))
         self._excerpt(record)
 
     def has_steps_after(self, number: int) -> bool:
@@ -125,10 +125,10 @@ class Stream:
 
     def parts(self, index: AttemptIndex) -> dict[int, Stream]:
         """Return what was printed in each attempt, by its number."""
-        found: dict[int, Stream] = {}
+        streams: dict[int, Stream] = {}
 
         def part(number: int) -> Stream:
-            return found.setdefault(
+            return streams.setdefault(
                 index.find_attempt(self.where, number),
                 Stream(self.where, self.label, declared_ranks=self.declared_ranks),
             )
@@ -155,7 +155,7 @@ class Stream:
             part(self.progress.number).loops = self.loops
         for step in self.last_steps:
             part(step.number).last_steps.append(step)
-        return found
+        return streams
 
     def _excerpt(self, record: LogRecord) -> None:
         self._since += 1
@@ -211,20 +211,20 @@ class Attempt:
 
     def find_first_rank(self, where: Where) -> int | None:
         """Return the rank of the first worker of a node, or None if it isn't known."""
-        found = self.first_ranks.get(where)
+        first_ranks = self.first_ranks.get(where)
         # a number of ranks that isn't stated as the job's may be that of a group
-        return found.find_first(self.size.ranks) if found is not None else None
+        return first_ranks.find_first(self.size.ranks) if first_ranks is not None else None
 
     def find_spawned(self, pid: int) -> tuple[int | None, int] | None:
         """Return the rank, if it's known, and the local rank of a process that its launcher
         started, or None if the process id was printed for no node or for several nodes.
         """
-        found = [
+        candidates = [
             (self.find_first_rank(where), one.local_rank_by_pid[pid])
             for where, one in self.first_ranks.items()
             if pid in one.local_rank_by_pid
         ]
-        if len(found) != 1:
+        if len(candidates) != 1:
             return None
-        first, local = found[0]
+        first, local = candidates[0]
         return (None if first is None else first + local), local

@@ -68,7 +68,7 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     assignment = Assignment(attempt, processes)
     assignment.run()
     mark_stops(attempt, processes)
-    agents = [_describe_launcher_failure(found) for found in assignment.launcher_failures]
+    agents = [_describe_launcher_failure(traceback) for traceback in assignment.launcher_failures]
     agents += _describe_launcher_reports(attempt, processes, assignment.launcher_failures)
     _forget_shutdown_errors(attempt, processes)
     proof = find_completion(attempt)
@@ -170,7 +170,7 @@ def _describe_launcher_reports(
         for file, first, _ in process.lines
     ]
     deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
-    deaths += [(found.stream.file, found.lines[0]) for found in launcher_failures]
+    deaths += [(traceback.stream.file, traceback.lines[0]) for traceback in launcher_failures]
     first_deaths: dict[str, int] = {}
     for file, number in deaths:
         first_deaths[file] = min(number, first_deaths.get(file, number))
@@ -180,7 +180,7 @@ def _describe_launcher_reports(
     noticed_ns = next((report.time_ns for report in of_failure if report.time_ns is not None), None)
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(
-        attempt.reports, key=lambda found: "limit" not in found[2].reason
+        attempt.reports, key=lambda entry: "limit" not in entry[2].reason
     ):
         name = "" if report.is_of_job else report.node or report.ip or processes.resolve_node(node)
         if report.kind is ReportKind.TERMINATED and report.reason == _NODE_FAILURE and lost_nodes:
@@ -237,9 +237,9 @@ def find_canceled_step(
         ReportKind.RESTARTED,
     }
     canceled = [
-        found
-        for found in attempt.reports
-        if found[2].reason and found[2].kind is ReportKind.REST_STOPPED
+        entry
+        for entry in attempt.reports
+        if entry[2].reason and entry[2].kind is ReportKind.REST_STOPPED
     ]
     if not canceled or any(report.kind in ends for _, _, report in attempt.reports):
         return
@@ -265,20 +265,20 @@ def _classify_termination(report: LauncherReport) -> tuple[str, str]:
     return "interrupted" if is_interrupted else "preemption", code
 
 
-def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
+def _describe_launcher_failure(traceback: Traceback) -> model.WorkerError:
     """Describe a launcher that failed itself."""
-    name = get_short_name(found.exception)
-    file = found.exception.frames[-1].file
+    name = get_short_name(traceback.exception)
+    file = traceback.exception.frames[-1].file
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
-    place = (found.stream.file, *found.lines)
+    place = (traceback.stream.file, *traceback.lines)
     document = _describe_launcher(
-        found.stream.label.node,
+        traceback.stream.label.node,
         place,
         category,
         f"SYSTEM:{name}",
-        found.text,
+        traceback.text,
     )
-    return replace(document, exception=found.exception, timestamp_ns=found.time_ns)
+    return replace(document, exception=traceback.exception, timestamp_ns=traceback.time_ns)
 
 
 def _describe_launcher(

@@ -81,9 +81,9 @@ def dumps_at(path: Path) -> list[Path]:
     or the files with a common start of their names.
     """
     is_folder = path.is_dir()
-    found = files_below(path) if is_folder else path.parent.glob("*")
+    files = files_below(path) if is_folder else path.parent.glob("*")
     return sorted(
-        file for file in found if (is_folder or file.name.startswith(path.name)) and is_dump(file)
+        file for file in files if (is_folder or file.name.startswith(path.name)) and is_dump(file)
     )
 
 
@@ -98,7 +98,7 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
     for path in paths:
         try:
             dump = _read(path)
-            found, when = dumps[_rank(path, dump)], path.stat().st_mtime
+            copies, when = dumps[_rank(path, dump)], path.stat().st_mtime
         except (OSError, ValueError) as error:
             unreadable.append(
                 Unreadable(
@@ -106,11 +106,11 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
                 )
             )
             continue
-        if path.name not in found or found[path.name][0] <= when:
-            found[path.name] = (when, path, dump)
+        if path.name not in copies or copies[path.name][0] <= when:
+            copies[path.name] = (when, path, dump)
     progress = {
-        rank: parse_flight_recorder(found[name][2] for name in sorted(found, reverse=True))
-        for rank, found in dumps.items()
+        rank: parse_flight_recorder(copies[name][2] for name in sorted(copies, reverse=True))
+        for rank, copies in dumps.items()
     }
     world = len({member for every in progress.values() for one in every for member in one.members})
     documents = [
@@ -122,9 +122,9 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
             place=Place(rank=rank, world_size=world, engine="torchrun"),
             writer=Writer.WORKER,
             collectives=progress[rank],
-            documents=tuple(DocumentRef(path.name, str(path)) for _, path, _ in found.values()),
+            documents=tuple(DocumentRef(path.name, str(path)) for _, path, _ in copies.values()),
         )
-        for rank, found in sorted(dumps.items())
+        for rank, copies in sorted(dumps.items())
     ]
     return documents, unreadable
 
@@ -158,8 +158,8 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
 
     The text before the rank may end with a digit, too.
     """
-    found = _DUMP_NAME.search(path.name)
-    digits = found["digits"] if found is not None else ""
+    match = _DUMP_NAME.search(path.name)
+    digits = match["digits"] if match is not None else ""
     members = [
         set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members
     ]

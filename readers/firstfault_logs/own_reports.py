@@ -136,8 +136,8 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         return OwnReport(None, text, lines=(waits[0].number, waits[-1].number))
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
         return cut_off
-    if found := _find_swallowed_error(lines) or _find_exception_line(lines):
-        return found
+    if report := _find_swallowed_error(lines) or _find_exception_line(lines):
+        return report
     steps = [at for at, record in enumerate(end, 1) if progress_in(record) is not None]
     # a process that printed a step after an error had handled it
     end = end[steps[-1] if steps else 0 :]
@@ -264,7 +264,10 @@ def _shows_handling(record: LogRecord) -> bool:
 
 def _reports_failure(text: str, *, own: bool = False) -> bool:
     """Whether a text reports a failure or, with `own`, a failure of the process that printed it."""
-    found = classify(text)
+    classification = classify(text)
     if own:
-        return found.role is Role.PRIMARY and found.category not in {"unknown", "user_code"}
-    return found.role is not Role.AMBIGUOUS or found.category == "hang"
+        return classification.role is Role.PRIMARY and classification.category not in {
+            "unknown",
+            "user_code",
+        }
+    return classification.role is not Role.AMBIGUOUS or classification.category == "hang"

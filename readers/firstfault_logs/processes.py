@@ -103,25 +103,25 @@ class Process:
             return True
         return not self.stopped and bool(self.signal or self.exit_code or self.message)
 
-    def set_exception(self, found: Traceback) -> None:
+    def set_exception(self, traceback: Traceback) -> None:
         """Record the exception that ended it."""
-        self.raised, self.raised_text = found.exception, found.text
-        self.is_ended_by_exception = found.is_uncaught
-        self.time_ns = self.time_ns or found.time_ns
-        self.lines.add((found.stream.file, *found.lines))
+        self.raised, self.raised_text = traceback.exception, traceback.text
+        self.is_ended_by_exception = traceback.is_uncaught
+        self.time_ns = self.time_ns or traceback.time_ns
+        self.lines.add((traceback.stream.file, *traceback.lines))
 
-    def set_own_report(self, found: OwnReport) -> None:
+    def set_own_report(self, report: OwnReport) -> None:
         """Record what it printed itself about its end, if anything."""
-        if not found.text:
+        if not report.text:
             return
-        self.raised = found.raised
-        self.signal = self.signal or found.signal
-        self.raised_text = found.text if found.raised is not None else ""
-        self.own_error = "" if found.raised is not None or found.signal else found.text
-        self.reports_own_end = bool(found.signal)
-        self.uncaught = found.uncaught
-        self.lines.add((self.streams[0].file, *found.lines))
-        first, last = found.lines
+        self.raised = report.raised
+        self.signal = self.signal or report.signal
+        self.raised_text = report.text if report.raised is not None else ""
+        self.own_error = "" if report.raised is not None or report.signal else report.text
+        self.reports_own_end = bool(report.signal)
+        self.uncaught = report.uncaught
+        self.lines.add((self.streams[0].file, *report.lines))
+        first, last = report.lines
         records = (
             record
             for stream in self.streams
@@ -185,17 +185,17 @@ class Processes:
             if label.node and not label.is_process:
                 own_index = {label.node_index} if label.node_index is not None else set()
                 ranks[label.node] |= stream.declared_ranks or own_index
-        found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
+        only_ranks = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
         # without a world size, nodes numbered from 0 have one process each if no process has
         # another number
         is_by_process = any(stream.label.is_process for stream in self.attempt.streams.values())
         size = self.attempt.world_size or (
             0 if self.attempt.is_torchrun or is_by_process else len(ranks)
         )
-        is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(
-            range(size)
-        )
-        return found if is_one_each else {}
+        is_one_each = 1 < len(only_ranks) == len(ranks) == size and sorted(
+            only_ranks.values()
+        ) == list(range(size))
+        return only_ranks if is_one_each else {}
 
     def find(
         self,
@@ -206,27 +206,29 @@ class Processes:
         node: str = "",
     ) -> Process:
         """Return the process that is known by one of these, or a new one."""
-        found = None
+        process = None
         if rank is None and pid is not None:
             rank = self.attempt.rank_by_pid.get(pid)
         if rank is not None:
-            found = self._by_rank.get(rank)
-        if found is None and pid is not None:
-            found = self._only(lambda item: item.pid == pid and item.may_be_on(node))
-        if found is None and local_rank is not None:
-            found = self._only(lambda item: item.local_rank == local_rank and item.may_be_on(node))
-        if found is not None and rank is not None and found.rank not in {None, rank}:
-            found = None
-        if found is None:
-            found = Process()
-            self.all.append(found)
-        found.rank = found.rank if found.rank is not None else rank
-        if found.rank is not None:
-            self._by_rank[found.rank] = found
-        found.pid = found.pid or pid
-        found.local_rank = found.local_rank if found.local_rank is not None else local_rank
-        found.node = found.node or node
-        return found
+            process = self._by_rank.get(rank)
+        if process is None and pid is not None:
+            process = self._only(lambda item: item.pid == pid and item.may_be_on(node))
+        if process is None and local_rank is not None:
+            process = self._only(
+                lambda item: item.local_rank == local_rank and item.may_be_on(node)
+            )
+        if process is not None and rank is not None and process.rank not in {None, rank}:
+            process = None
+        if process is None:
+            process = Process()
+            self.all.append(process)
+        process.rank = process.rank if process.rank is not None else rank
+        if process.rank is not None:
+            self._by_rank[process.rank] = process
+        process.pid = process.pid or pid
+        process.local_rank = process.local_rank if process.local_rank is not None else local_rank
+        process.node = process.node or node
+        return process
 
     def _only(self, fits: Callable[[Process], bool]) -> Process | None:
         matching = [item for item in self.all if fits(item)]
@@ -240,14 +242,14 @@ class Processes:
 
     def _take_entry(self, entry: Entry, file: str, node: str) -> None:
         where = self.resolve_node(node) or entry.host
-        found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
-        found.host = found.host or entry.host
-        found.exit_code, found.signal = entry.exit_code, entry.signal
-        found.time_ns = found.time_ns or parse_time_ns(entry.time.replace("_", "T"))
-        found.lines.add((file, entry.number, entry.last))
+        process = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
+        process.host = process.host or entry.host
+        process.exit_code, process.signal = entry.exit_code, entry.signal
+        process.time_ns = process.time_ns or parse_time_ns(entry.time.replace("_", "T"))
+        process.lines.add((file, entry.number, entry.last))
         text = "\n".join(entry.traceback)
         if text and (raised := exception_in(text, whole=True)):
-            found.raised, found.raised_text = raised, text
+            process.raised, process.raised_text = raised, text
 
     def _take_stream(self, stream: Stream) -> None:
         label = stream.label
@@ -269,28 +271,28 @@ class Processes:
             return
         if rank is not None and not node:
             node = self.task_nodes.get(rank, "") if self.tasks_are_ranks else ""
-        found = self.find(rank=rank, pid=label.pid, local_rank=label.local_rank, node=node)
-        found.ip = found.ip or label.ip
-        found.streams.append(stream)
+        process = self.find(rank=rank, pid=label.pid, local_rank=label.local_rank, node=node)
+        process.ip = process.ip or label.ip
+        process.streams.append(stream)
 
     def find_by_node(self, node: str) -> Process:
         """Return the process that is known by its node only, or a new one."""
-        found = self._only(
+        process = self._only(
             lambda item: bool(node) and item.node == node and not (item.is_known or item.raised)
         )
-        if found is None:
-            found = Process(node=node)
-            self.all.append(found)
-        return found
+        if process is None:
+            process = Process(node=node)
+            self.all.append(process)
+        return process
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
     """Return the exception of the last traceback in a text, with its causes, printed before it."""
-    found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
-    if not found:
+    chain = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
+    if not chain:
         return None
     first, *causes = (
         replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file))
-        for link in found
+        for link in chain
     )
     return replace(first, relation="", causes=tuple(causes))

@@ -128,8 +128,8 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
     """
     lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
     for file, node, report in attempt.reports:
-        found = AGENT_LOG_LINE.match(report.text)
-        agent = found["pid"] or "" if found is not None else ""
+        agent_line = AGENT_LOG_LINE.match(report.text)
+        agent = agent_line["pid"] or "" if agent_line is not None else ""
         if report.pid is None or not (agent or attempt.size.nodes <= 1):
             continue
         if report.kind is ReportKind.STOPPED:

@@ -65,12 +65,14 @@ def workers_in(folder: Path) -> list[Worker]:
     depths = (
         folder.glob(pattern) for pattern in ("[0-9]*", "attempt_*/[0-9]*", "*/attempt_*/[0-9]*")
     )
-    found = next(filter(None, (list(filter(None, map(_worker, paths))) for paths in depths)), [])
+    found_workers = next(
+        filter(None, (list(filter(None, map(_worker, paths))) for paths in depths)), []
+    )
     last: dict[str, int] = defaultdict(int)
-    for worker in found:
+    for worker in found_workers:
         last[worker.node] = max(last[worker.node], worker.attempt)
     return sorted(
-        _of_newest_run([worker for worker in found if worker.attempt == last[worker.node]])
+        _of_newest_run([worker for worker in found_workers if worker.attempt == last[worker.node]])
     )
 
 
@@ -100,7 +102,8 @@ def _of_newest_run(workers: Sequence[Worker]) -> list[Worker]:
             paths = (worker.folder.parent, worker.folder, *worker.folder.iterdir())
             times[worker.node] += [path.lstat().st_mtime for path in paths]
     spans = {
-        node: (min(found, default=0.0), max(found, default=0.0)) for node, found in times.items()
+        node: (min(times_of_node, default=0.0), max(times_of_node, default=0.0))
+        for node, times_of_node in times.items()
     }
     newest = max(spans, key=lambda node: spans[node][1], default="")
     return [
@@ -153,8 +156,8 @@ def with_error_files(printed: Iterable[WorkerError], workers: Sequence[Worker]) 
         notes.append(f"{len(nodes)} folders of the run {_run_of(min(nodes))!r} count as its nodes")
     else:
         firsts = {node: first if len(first) == 1 else {0} for node, first in firsts.items()}
-    found = tuple(_ranked(item, firsts[item.node]) for item in documents)
-    return Snapshot(found, unreadable=tuple(unreadable), notes=tuple(notes))
+    ranked_documents = tuple(_ranked(item, firsts[item.node]) for item in documents)
+    return Snapshot(ranked_documents, unreadable=tuple(unreadable), notes=tuple(notes))
 
 
 def _ranked(document: WorkerError, first: set[int]) -> WorkerError:

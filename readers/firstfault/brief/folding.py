@@ -34,11 +34,13 @@ def describe_differences(texts: Sequence[str]) -> str:
 
     If ranks print different sizes, the difference is likely to be the mismatch.
     """
-    found = [list(_VARIABLE_WORD.finditer(text[: 2 * _MAX_TEMPLATE_CHARS])) for text in texts]
-    if len({len(words) for words in found}) != 1:
+    variable_words = [
+        list(_VARIABLE_WORD.finditer(text[: 2 * _MAX_TEMPLATE_CHARS])) for text in texts
+    ]
+    if len({len(words) for words in variable_words}) != 1:
         return ""
     parts = []
-    for words in zip(*found, strict=True):
+    for words in zip(*variable_words, strict=True):
         counts = Counter(word[0] for word in words)
         # a value of each line, as a rank, is in its prefix; many values are measurements
         if 1 < len(counts) <= _MAX_VALUES and (

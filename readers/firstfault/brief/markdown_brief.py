@@ -143,8 +143,10 @@ def _weigh_ends(lines: Iterable[str], least: int = 0) -> list[WeightedLine]:
     """Weigh lines by their distance from the nearer end; the end matters more,
     because it names the exception.
     """
-    found = list(lines)
-    return [(least + min(2 * at, len(found) - 1 - at), line) for at, line in enumerate(found)]
+    all_lines = list(lines)
+    return [
+        (least + min(2 * at, len(all_lines) - 1 - at), line) for at, line in enumerate(all_lines)
+    ]
 
 
 def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
@@ -155,7 +157,7 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
                 shorten_traceback(_read_recorded(subject), _LONG_TRACEBACK), with_files=False
             )
         )
-    found: list[WeightedLine] = []
+    quoted: list[WeightedLine] = []
     ranges = find_ranges(subject)
     places = [
         (file, first, last) for file, all_of_file in ranges.items() for first, last in all_of_file
@@ -168,10 +170,10 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
         shown = shorten_traceback(hide_secrets(lines), _LONG_TRACEBACK)
         # a traceback repeats lines on purpose
         shown = shown if any("Traceback" in line.text for line in shown) else fold_similar(shown)
-        found += _weigh_ends(
+        quoted += _weigh_ends(
             number_lines(shown, with_files=_has_several(digest)), _LESS_IMPORTANT * number
         )
-    return found
+    return quoted
 
 
 def _is_near(line: QuotedLine, file: str, first: int, last: int) -> bool:
@@ -190,8 +192,8 @@ def _read_recorded(subject: Subject) -> list[QuotedLine]:
 
 def _quote_tracebacks(digest: LogDigest, shown: Container[str]) -> Iterator[str]:
     """Yield the last tracebacks that differ from those shown already, the first of each kind."""
-    found = [one for template, one in digest.tracebacks.items() if template not in shown]
-    for one in found[-_MAX_TRACEBACKS:]:
+    tracebacks = [one for template, one in digest.tracebacks.items() if template not in shown]
+    for one in tracebacks[-_MAX_TRACEBACKS:]:
         if one.count > 1:
             yield f"{one.count} times, the first:"
         lines = shorten_traceback(hide_secrets(one.lines), _LONG_TRACEBACK // 3)

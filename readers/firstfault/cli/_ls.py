@@ -134,13 +134,13 @@ def _list_folders(
     """
     from firstfault.failure_listing import failed_attempts  # noqa: PLC0415 - as above
 
-    found = [
+    listings = [
         failed_attempts(folder, since_ns=since, with_machines=with_machines) for folder in folders
     ]
-    attempts = [attempt for failed, _ in found for attempt in failed]
-    if len(found) > 1:
+    attempts = [attempt for failed, _ in listings for attempt in failed]
+    if len(listings) > 1:
         attempts.sort(key=lambda attempt: attempt.time_ns or 0, reverse=True)
-    return attempts, sum(count for _, count in found)
+    return attempts, sum(count for _, count in listings)
 
 
 def _print(line: str | dict[str, Any]) -> None:

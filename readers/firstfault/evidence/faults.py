@@ -466,7 +466,7 @@ def find_ranks_stopped_raising(
     if not frames or find_library(frames[-1]) == "torch":
         return []  # peers' errors are raised there, too
     raised_at = format_place(frames[-1])
-    found = []
+    stopped_alike = []
     for item in _find_stopped(first, classified):
         where = locate_main_thread(item.failure)
         # without an answer from the process, a running finalizer's position shows the line of the
@@ -474,8 +474,8 @@ def find_ranks_stopped_raising(
         if raised_at == (
             find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")
         ):
-            found.append(item)
-    return found
+            stopped_alike.append(item)
+    return stopped_alike
 
 
 def _find_last_printed(failure: WorkerError) -> tuple[str, str] | None:

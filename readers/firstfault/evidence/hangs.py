@@ -297,13 +297,16 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
     none can be singled out.
     """
     waited = {judged.failure.rank for judged in diagnosis.waits}
-    found = find_different_calls(_sort_failures(diagnosis))
-    if found is None or len(found.calls) > MAX_CULPRITS + 1 or not found.calls.keys() <= waited:
+    different = find_different_calls(_sort_failures(diagnosis))
+    if (
+        different is None
+        or len(different.calls) > MAX_CULPRITS + 1
+        or not different.calls.keys() <= waited
+    ):
         return []
-    why = (
-        f"it called a different collective as number {found.number} of {found.group}: {found.text}"
-    )
-    return _build_candidates(diagnosis, [(rank, why) for rank in found.calls], "collective")
+    place = f"number {different.number} of {different.group}"
+    why = f"it called a different collective as {place}: {different.text}"
+    return _build_candidates(diagnosis, [(rank, why) for rank in different.calls], "collective")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,12 +352,12 @@ def _describe_calls(calls: dict[int, Collective], failures: Sequence[WorkerError
             for rank, call in calls.items()
         }
     at = {failure.rank: _locate_wait(failure) for failure in failures}
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    ranks_by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, name in names.items():
-        found[name, at.get(rank, "")].append(rank)
+        ranks_by_place[name, at.get(rank, "")].append(rank)
     return ", ".join(
         f"{_list_ranks(ranks)} in {name}{f' at {frame}' if frame else ''}"
-        for (name, frame), ranks in found.items()
+        for (name, frame), ranks in ranks_by_place.items()
     )
 
 

@@ -165,22 +165,29 @@ def _mentions(judged: ClassifiedFailure, *patterns: LazyPattern) -> bool:
 
 def _get_last_message(judged: ClassifiedFailure) -> str:
     """Return a failed process's own message, or the last line that it printed."""
-    found = find_message(judged.failure)
-    is_bare = found.exception is not None and not find_first_cause(found.exception).message
+    message = find_message(judged.failure)
+    is_bare = message.exception is not None and not find_first_cause(message.exception).message
     return (
         find_telling_line(judged.failure.printed)
-        if is_bare or not found.text
-        else f"{found.what}: {found.text}"
+        if is_bare or not message.text
+        else f"{message.what}: {message.text}"
     )
 
 
 def _find_stragglers_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list[Candidate]:
     """Return the stragglers; with `has_begun`, only if a straggler had called a collective."""
-    found = find_stragglers(diagnosis)
+    stragglers = find_stragglers(diagnosis)
     begun = any(
-        progress.enqueued for item in found if item.failure for progress in item.failure.collectives
+        progress.enqueued
+        for item in stragglers
+        if item.failure
+        for progress in item.failure.collectives
     )
-    return found if len(found) * 2 <= len(diagnosis.workers) and (begun or not has_begun) else []
+    return (
+        stragglers
+        if len(stragglers) * 2 <= len(diagnosis.workers) and (begun or not has_begun)
+        else []
+    )
 
 
 def _reclassify_as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> Diagnosis:

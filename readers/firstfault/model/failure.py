@@ -394,7 +394,7 @@ class SystemState:
     @property
     def full(self) -> tuple[FileSystem, ...]:
         """The full file systems; a file system of a path in the failure comes first."""
-        return tuple(found for found in self.file_systems if found.is_full)
+        return tuple(file_system for file_system in self.file_systems if file_system.is_full)
 
     @property
     def memory_limit(self) -> str:

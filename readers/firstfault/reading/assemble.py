@@ -436,9 +436,9 @@ def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't
     count.
     """
-    causes = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
+    causes = itertools.takewhile(lambda link: link.relation == "cause", later.causes)
     return any(
-        (found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes)
+        (link.type, link.message) == (earlier.type, earlier.message) for link in (later, *causes)
     )
 
 

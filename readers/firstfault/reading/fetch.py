@@ -154,11 +154,11 @@ def sorted_out(
     unopened: tuple[Unopened, ...] = (),
 ) -> Snapshot:
     """Sort documents, seals and unreadable files into a snapshot."""
-    found = list(read)
+    items = list(read)
     return Snapshot(
-        documents=tuple(item for item in found if isinstance(item, WorkerError)),
-        seals=tuple(item for item in found if isinstance(item, Seal)),
-        unreadable=tuple(item for item in found if isinstance(item, Unreadable)),
+        documents=tuple(item for item in items if isinstance(item, WorkerError)),
+        seals=tuple(item for item in items if isinstance(item, Seal)),
+        unreadable=tuple(item for item in items if isinstance(item, Unreadable)),
         notes=notes,
         unopened=unopened,
     )
@@ -189,8 +189,8 @@ async def read_restarts(
     kinds: dict[str, list[ObjectInfo]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.name):
         kinds[item.base[: -len("-00000-0000000.json")]].append(item)
-    found = await each(read, [item for kind in kinds.values() for item in kind[-_MOST_RESTARTS:]])
-    return oldest_first(record for record in found if record is not None)
+    records = await each(read, [item for kind in kinds.values() for item in kind[-_MOST_RESTARTS:]])
+    return oldest_first(record for record in records if record is not None)
 
 
 def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
@@ -322,23 +322,21 @@ class StoreWithCopies:
         """Return up to 1,000 objects of the store that sort after `after`,
         and the copies that sort among them.
         """
-        found = (
+        page = (
             await self._store.page(after) if self._store is not None else Page((), has_more=False)
         )
-        if not found.is_sorted:
-            return found
+        if not page.is_sorted:
+            return page
         # copies behind the page's last name belong to a later page
-        last = found.objects[-1].name if found.has_more and found.objects else None
-        listed = {item.name for item in found.objects}
+        last = page.objects[-1].name if page.has_more and page.objects else None
+        listed = {item.name for item in page.objects}
         lacking = [
             ObjectInfo(path, len(data))
             for path, data in self._copies.items()
             if path > after and (last is None or path < last) and path not in listed
         ]
         return (
-            Page(tuple(sort_by_name([*found.objects, *lacking])), found.has_more)
-            if lacking
-            else found
+            Page(tuple(sort_by_name([*page.objects, *lacking])), page.has_more) if lacking else page
         )
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:

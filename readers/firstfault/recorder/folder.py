@@ -96,12 +96,12 @@ class NodeFolder:
 
     def open_stderr(self) -> list[int]:
         """Return descriptors of the FIFOs that take stderr from the workers, to read from."""
-        found = []
+        descriptors = []
         for path in self.path.glob("stderr-*.fifo"):
             with contextlib.suppress(OSError):
                 # Without O_NONBLOCK, open() waits for a writer; the worker may be dead.
-                found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-        return found
+                descriptors.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        return descriptors
 
     def remove(self) -> None:
         """Remove the folder and its contents. Late writers find no folder,

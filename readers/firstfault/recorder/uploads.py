@@ -98,8 +98,8 @@ class Uploads:
         """Return the names of a folder's objects, and the error if they can't be listed. This
         method never raises.
         """
-        found, error = await self._with_store(lambda store: store.list(folder))
-        return [item.name for item in found or ()], error
+        objects, error = await self._with_store(lambda store: store.list(folder))
+        return [item.name for item in objects or ()], error
 
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the uploads in progress, and print the names of unfinished

@@ -94,10 +94,10 @@ class EngineWords:
         """
         shown = list(names)
         more = "and more" if limit and len(shown) >= limit else "and {} more"
-        found = (
+        cited_lines = (
             ", ".join(shorten_list(list(dict.fromkeys(shown)), _CITED, more)) if self.cites else ""
         )
-        return f"{text} [{found}]" if found else text
+        return f"{text} [{cited_lines}]" if cited_lines else text
 
     def kubectl(self, command: str, name: str, namespace: str = "") -> str:
         """Return a shell command with the name in place of `{}`;

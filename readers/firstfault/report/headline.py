@@ -82,10 +82,10 @@ def summarize_failure(failure: WorkerError) -> str:
     return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
 
 
-def _memory_text(found: Resources) -> str:
+def _memory_text(resources: Resources) -> str:
     """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
-    peak = found.memory_peak_bytes or found.memory_used_bytes
-    limit = found.memory_limit_bytes
+    peak = resources.memory_peak_bytes or resources.memory_used_bytes
+    limit = resources.memory_limit_bytes
     if peak is None or limit is None:
         return "out of memory"
     used = size(peak)

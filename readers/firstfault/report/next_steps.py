@@ -160,8 +160,8 @@ def _give_advice(case: Case, code: str) -> str:
             )
             return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    if found := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
-        return found
+    if special_advice := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
+        return special_advice
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":

@@ -127,18 +127,20 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
 
     From inside, an abort, a time limit, a drain and an eviction are the same signal.
     """
-    found = count_terminated_nodes(job)
-    if found.are_all:
-        when = " at once, as by an abort or a time limit" if found.at_once else ", but not at once"
-        return f"who ended the job: all {found.count} {engine.nodes} were terminated{when}"
-    if found.expected is None or found.expected == 1 or not found.count:
+    terminated = count_terminated_nodes(job)
+    if terminated.are_all:
+        when = (
+            " at once, as by an abort or a time limit"
+            if terminated.at_once
+            else ", but not at once"
+        )
+        return f"who ended the job: all {terminated.count} {engine.nodes} were terminated{when}"
+    if terminated.expected is None or terminated.expected == 1 or not terminated.count:
         return (
             "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
         )
-    one = (
-        f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'}"
-        " terminated"
-    )
+    were = "was" if terminated.count == 1 else "were"
+    one = f"{terminated.count} of {terminated.expected} {engine.nodes} {were} terminated"
     return (
         f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an"
         " abort"

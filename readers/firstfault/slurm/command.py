@@ -154,7 +154,7 @@ def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
 
     # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or
     # of logs.
-    found: list[Judgment] = []
+    judgments: list[Judgment] = []
     for attempt in attempts:
         judgment = run_sync(read_sealed_judgment(attempt))
         # only the root cause's document proves that a machine is faulty
@@ -162,5 +162,5 @@ def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
             conclusion = AttemptReader(attempt).conclude()
             judgment = find_judgment(conclusion) if conclusion is not None else None
         if judgment is not None:
-            found.append(judgment)
-    return found
+            judgments.append(judgment)
+    return judgments

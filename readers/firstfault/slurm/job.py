@@ -236,7 +236,7 @@ def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = Fals
     """Return the row of a job; the first three columns are the numbers of the job,
     its array and its task.
     """
-    found = []
+    matching_rows = []
     for first, *others in rows:
         # squeue may print the name of the cluster before the first row
         number = first.rpartition("\n")[2]
@@ -245,17 +245,19 @@ def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = Fals
         array, task = others[:2]
         names = {number} if is_own else {number, array, f"{array}_{task}"}
         if job_id in names and (task.isdecimal() or task == _NO_TASK or not is_own):
-            found.append([number, *others])
-    if not found:
+            matching_rows.append([number, *others])
+    if not matching_rows:
         raise SlurmError(
             f"Slurm doesn't know job {job_id}; it forgets jobs some minutes after their end"
         )
-    if len(found) > 1 or not (found[0][2].isdecimal() or found[0][2] == _NO_TASK):
+    if len(matching_rows) > 1 or not (
+        matching_rows[0][2].isdecimal() or matching_rows[0][2] == _NO_TASK
+    ):
         raise SlurmError(
             f"{job_id} is an array of jobs; name one of its tasks, such as"
-            f" {job_id}_{_find_task(found)}"
+            f" {job_id}_{_find_task(matching_rows)}"
         )
-    return found[0]
+    return matching_rows[0]
 
 
 def _find_task(rows: Sequence[Sequence[str]]) -> str:

@@ -165,13 +165,13 @@ class Store(abc.ABC):
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `ReadableStore.list`."""
         part, token = await self._list_part(folder, "")
-        found = list(part)
+        objects = list(part)
         # Not a snapshot: an object written between two pages is missing if its name sorts before
         # the next page. Readers list again.
         while token:
             part, token = await self._list_part(folder, token)
-            found += part
-        return sort_by_name(found)
+            objects += part
+        return sort_by_name(objects)
 
     async def _list_part(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
         # retried page by page: if page 7 of a large listing fails, pages 1 to 6 aren't requested
@@ -253,12 +253,12 @@ class Store(abc.ABC):
 
     def _to_store_error(self, error: Exception, verb: str, uri: str) -> Exception:
         """Convert a client's error to a `StoreError`; return any other error unchanged."""
-        found = (
+        classified = (
             self.classify_error(error, verb) if not isinstance(error, errors.StoreError) else None
         )
-        if found is None:
+        if classified is None:
             return error
-        kind, detail = found
+        kind, detail = classified
         error_type: type[errors.StoreError]
         match kind:
             case StorageErrorKind.NO_CREDENTIALS:

@@ -280,8 +280,8 @@ class StrategyTests:
 
     def _under_test(self) -> AggregationStrategy:
         # getattr would bind a plain function to the instance
-        found = inspect.getattr_static(type(self), "strategy")
-        return get_strategy(found.__func__ if isinstance(found, staticmethod) else found)
+        strategy = inspect.getattr_static(type(self), "strategy")
+        return get_strategy(strategy.__func__ if isinstance(strategy, staticmethod) else strategy)
 
     def _without_root(self, job: model.JobErrors) -> object:
         """Return the verdict without its root, which may be either of two equal failures."""

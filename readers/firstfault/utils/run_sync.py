@@ -22,7 +22,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     # a tenth of the time that reading a small log takes; logs need no event loop
     import asyncio  # noqa: PLC0415
 
-    found: list[T] = []
+    results: list[T] = []
     failed: list[Exception] = []
 
     async def kept() -> None:
@@ -31,7 +31,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         # and its frames hold each other, and so the frames of all callers until the next
         # collection of garbage.
         try:
-            found.append(await coroutine)
+            results.append(await coroutine)
         except Exception as error:  # noqa: BLE001 - raised below
             failed.append(error)
 
@@ -46,7 +46,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
             thread.submit(asyncio.run, kept()).result()
     if failed:
         raise failed.pop()
-    return found[0]
+    return results[0]
 
 
 async def gathered(*calls: Awaitable[T]) -> list[T]:

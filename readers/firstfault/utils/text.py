@@ -60,7 +60,7 @@ def extract_sentence(message: str) -> str:
     if line.endswith(":"):
         more = (part.strip() for part in message.strip().splitlines()[1:])
         line = " ".join(filter(None, (line, one_line(next(filter(None, more), ""), 2000))))
-    return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line
+    return line[prefix.end() :] if (prefix := _FLYTEKIT_CODE.match(line)) else line
 
 
 def counted(count: int, noun: str) -> str:

@@ -79,13 +79,13 @@ class FieldTable:
 
     def read_attributes(self, message: Any) -> dict[str, Any]:
         """Return the model's attributes, read from a message."""
-        found = {
+        attributes = {
             name: getattr(message, wire) if read is _identity else read(getattr(message, wire))
             for name, wire, read in self._always
         }
         for name, wire, read, unset in self._present:
-            found[name] = read(getattr(message, wire)) if message.HasField(wire) else unset
-        return found
+            attributes[name] = read(getattr(message, wire)) if message.HasField(wire) else unset
+        return attributes
 
     def read(self, message: Any, /, **extra: Any) -> Any:
         """Return an object of the model; `extra` are attributes outside the table."""
@@ -179,7 +179,7 @@ def optional_part(
     reads = read or table.read
     return ValueCodec(
         lambda value: None if value == empty else table.write(value),
-        lambda found: intern_value(reads(found)),
+        lambda attributes: intern_value(reads(attributes)),
         is_optional=True,
         unset=empty,
     )

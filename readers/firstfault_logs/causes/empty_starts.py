@@ -85,10 +85,10 @@ def _count_own_lines(stream: Stream) -> int:
 
 def _find_job_numbers(attempt: Attempt) -> set[str]:
     return {
-        found[1]
+        match[1]
         for stream in attempt.streams.values()
         for record in stream.tail
-        for found in _job_number().finditer(record.text)
+        for match in _job_number().finditer(record.text)
     }
 
 

@@ -122,14 +122,14 @@ def take_reported_exceptions(
             for one in tracebacks
             if one.stream.file == file and report.number < one.lines[0] < end
         )
-        if (found := next(below, None)) is not None:
+        if (traceback := next(below, None)) is not None:
             process = processes.find(pid=report.pid, node=report.node or report.ip or node)
             if process.raised is None:
-                process.set_exception(found)
-                first = next(one for one in tracebacks if one.fault == found.fault)
+                process.set_exception(traceback)
+                first = next(one for one in tracebacks if one.fault == traceback.fault)
                 process.lines.add((first.stream.file, *first.lines))
-            reported.add(found.fault)
-    return [found for found in tracebacks if found.fault not in reported]
+            reported.add(traceback.fault)
+    return [traceback for traceback in tracebacks if traceback.fault not in reported]
 
 
 def mark_ray_actors(attempt: Attempt, processes: Processes) -> None:

@@ -86,4 +86,4 @@ _ERROR_ON_RANK = LazyPattern(
 
 def find_ranks_in_errors(lines: Iterable[str]) -> set[int]:
     """Return the ranks that logged errors name."""
-    return {int(found["rank"]) for found in map(_ERROR_ON_RANK.search, lines) if found is not None}
+    return {int(match["rank"]) for match in map(_ERROR_ON_RANK.search, lines) if match is not None}

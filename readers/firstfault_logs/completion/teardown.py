@@ -50,7 +50,7 @@ def find_teardown_ends(
         (file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)
     ]
     begins += [(file, entry.number) for file, _, entry in attempt.entries]
-    begins += [(found.stream.file, found.lines[0]) for found in launcher_failures]
+    begins += [(traceback.stream.file, traceback.lines[0]) for traceback in launcher_failures]
     if any(_is_elsewhere(file, first, completion) for file, first in begins):
         return None
     above = _list_lines_above(attempt, completion)

@@ -34,17 +34,19 @@ _NCCL_LINE_START = LazyPattern(
 def add_inline_label(label: Label, text: str) -> Label:
     """Return a label with the rank and process id that native code prints about itself."""
     names_a_rank = label.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
-    if names_a_rank and (found := _INLINE_RANK.search(text)):
-        label = label._replace(rank=int(next(filter(None, found.groups()))))
+    if names_a_rank and (rank_match := _INLINE_RANK.search(text)):
+        label = label._replace(rank=int(next(filter(None, rank_match.groups()))))
     elif (
         label.pid is not None
         and label.rank is None
         and "[" in text[:30]
-        and (found := LOGGED_RANK.match(text))
+        and (logged_rank := LOGGED_RANK.match(text))
     ):
-        label = label._replace(rank=int(found["rank"]))
-    if label.pid is None and "PID" in text and (found := _INLINE_PID.search(text)):
-        label = label._replace(pid=int(found["pid"] or found["pid2"]))
-    if " NCCL " in text and (found := _NCCL_LINE_START.match(text)):
-        label = label._replace(pid=label.pid or int(found["pid"]), node=label.node or found["host"])
+        label = label._replace(rank=int(logged_rank["rank"]))
+    if label.pid is None and "PID" in text and (pid_match := _INLINE_PID.search(text)):
+        label = label._replace(pid=int(pid_match["pid"] or pid_match["pid2"]))
+    if " NCCL " in text and (line_start := _NCCL_LINE_START.match(text)):
+        label = label._replace(
+            pid=label.pid or int(line_start["pid"]), node=label.node or line_start["host"]
+        )
     return label

@@ -91,8 +91,8 @@ class JobStatements:
                     for one in (record.label.rank, record.label.task)
                 )
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
-            if found := _REPORT_TIME.search(text):
-                report = replace(report, time_ns=parse_time_ns(found["time"]))
+            if report_time := _REPORT_TIME.search(text):
+                report = replace(report, time_ns=parse_time_ns(report_time["time"]))
             report = replace(report, time_ns=report.time_ns or record.time_ns)
             attempt.reports.append((*where, report))
         self._take_size(record.number, text, where)
@@ -129,7 +129,7 @@ class JobStatements:
                 attempt.world_size = max(attempt.world_size, int(next(filter(None, size.groups()))))
         if "ank" in text or "nproc" in text or "nodes" in text or "--num" in text:
             attempt.first_ranks.setdefault(where, FirstRanks()).take(text)
-        if "ank" in text and "pid" in text and (found := _RANK_AND_PID.search(text)):
-            attempt.rank_by_pid[int(found["pid"] or found["pid2"])] = int(
-                found["rank"] or found["rank2"]
+        if "ank" in text and "pid" in text and (numbers := _RANK_AND_PID.search(text)):
+            attempt.rank_by_pid[int(numbers["pid"] or numbers["pid2"])] = int(
+                numbers["rank"] or numbers["rank2"]
             )

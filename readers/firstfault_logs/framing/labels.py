@@ -214,8 +214,8 @@ class Prefixes:
             inherited: who wrote the file, according to its name.
         """
         form = self.learned_form
-        if self.inner is not None and form is not None and (found := form.match(line)):
-            return self.inner.parse(number, line[found.end() :], inherited)
+        if self.inner is not None and form is not None and (label_match := form.match(line)):
+            return self.inner.parse(number, line[label_match.end() :], inherited)
         return self._parse(number, line, inherited)
 
     def _parse(self, number: int, line: str, inherited: Label) -> Iterator[LogRecord]:
@@ -254,11 +254,11 @@ class Prefixes:
             if (
                 not is_labeled
                 and self.learned_form is not None
-                and (found := self.learned_form.match(text))
+                and (label_match := self.learned_form.match(text))
             ):
-                label = self._apply_label(label, found["name"])
+                label = self._apply_label(label, label_match["name"])
                 is_labeled = True
-                text = text[found.end() :]
+                text = text[label_match.end() :]
                 continue
             break
         if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
@@ -271,13 +271,13 @@ class Prefixes:
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
-        found = GLOG_STAMP.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
-        if found is None:
+        stamp = GLOG_STAMP.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
+        if stamp is None:
             return None
         return _to_ns(
-            f"{self.year}-{int(found['month']):02}-{found['day']}",
-            found["time"],
-            found["part"],
+            f"{self.year}-{int(stamp['month']):02}-{stamp['day']}",
+            stamp["time"],
+            stamp["part"],
             None,
         )
 
@@ -307,10 +307,15 @@ def learn_prefixes(lines: Sequence[str]) -> Prefixes:
     """
     outer = _learn_prefixes(lines)
     form = outer.learned_form
-    labeled = [found for line in lines if form is not None and (found := form.match(line))]
-    if len(labeled) < _MIN_LINES_OF_COLLECTOR or len({found["name"] for found in labeled}) > 1:
+    labeled = [
+        label_match for line in lines if form is not None and (label_match := form.match(line))
+    ]
+    if (
+        len(labeled) < _MIN_LINES_OF_COLLECTOR
+        or len({label_match["name"] for label_match in labeled}) > 1
+    ):
         return outer
-    inner = _learn_prefixes([found.string[found.end() :] for found in labeled])
+    inner = _learn_prefixes([label_match.string[label_match.end() :] for label_match in labeled])
     return replace(outer, inner=inner) if inner.stamped or inner.learned_form is not None else outer
 
 
@@ -330,9 +335,9 @@ _BEFORE_FRAME = LazyPattern(r'^(?P<before>.{1,120}?)[ ][ ]File[ ]"[^"]+",[ ]line
 
 
 def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
-    years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
+    years = Counter(stamp["date"][:4] for line in lines if (stamp := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
-    of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
+    of_frames = [frame["before"] for line in lines if (frame := _BEFORE_FRAME.match(line))]
     above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
@@ -360,10 +365,10 @@ _TORCH_PREFIX = LazyPattern(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]:[ ]?")
 
 def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
     """Find torch's own prefix behind one that is too rare to be learned."""
-    found = _TORCH_PREFIX.search(text[: _NEAR + 20])
-    if found is None:
+    prefix = _TORCH_PREFIX.search(text[: _NEAR + 20])
+    if prefix is None:
         return label, text, False
-    return label._replace(rank=int(found["rank"])), text[found.end() :], True
+    return label._replace(rank=int(prefix["rank"])), text[prefix.end() :], True
 
 
 def _is_stamped(text: str) -> bool:
@@ -381,8 +386,8 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     count = names.total()
     enough = max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
-        found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
-        before = [match for text, match in found if _is_prefix(text[match.end() :])]
+        labeled = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
+        before = [match for text, match in labeled if _is_prefix(text[match.end() :])]
         names_none = map(_NO_LABEL.search, (match["name"] for match in before))
         return len(before) * 2 > len(of_frames) and not any(names_none)
     # a single name that only a part of the lines has is that of a program which writes between
@@ -393,11 +398,11 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
 
 def _are_times_or_counters(matches: Sequence[re.Match[str]]) -> bool:
     """Whether numbers before lines are hours, or count the lines or the steps of one process."""
-    numbered = [found for found in matches if found["name"].isdecimal()]
+    numbered = [match for match in matches if match["name"].isdecimal()]
     if 2 * len(numbered) <= len(matches):
         return False
-    numbers = [int(found["name"]) for found in numbered]
-    times = sum(_MINUTES.match(found.string, found.end()) is not None for found in numbered)
+    numbers = [int(match["name"]) for match in numbered]
+    times = sum(_MINUTES.match(match.string, match.end()) is not None for match in numbered)
     if times >= _NEARLY_ALL * len(numbered) and max(numbers) < _HOURS:
         return True
     is_rising = all(earlier < later for earlier, later in itertools.pairwise(numbers))
@@ -412,7 +417,7 @@ def _is_prefix(text: str) -> bool:
 
 def _outer(prefix: str) -> str:
     """Return the part before the known prefixes."""
-    ends = (found.end() for found in re.finditer(r"\s+", prefix))
+    ends = (match.end() for match in re.finditer(r"\s+", prefix))
     return next((prefix[:end] for end in ends if _is_prefix(prefix[end:])), prefix)
 
 
@@ -479,8 +484,8 @@ def parse_time_ns(text: str) -> int | None:
     """Return the time with which a text begins, nanoseconds since the Unix epoch, or None if the
     text doesn't begin with a time.
     """
-    found = _STAMP.match(text)
-    return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
+    stamp = _STAMP.match(text)
+    return _to_ns(stamp["date"], stamp["time"], stamp["part"], stamp["zone"]) if stamp else None
 
 
 _SUCCESSES = {"success", "successful", "succeeded", "completed", "finished", "ok"}

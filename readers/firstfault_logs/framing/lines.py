@@ -203,17 +203,17 @@ def files_below(folder: Path) -> list[Path]:
     """Return the files in a folder, some levels deep, sorted;
     hidden ones and folders without end are left out.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for at, folders, names in os.walk(folder):
         here = Path(at)
         is_deep = len(here.relative_to(folder).parts) >= _DEPTH
         folders[:] = (
             [] if is_deep else sorted(name for name in folders if not _is_left_out(here / name))
         )
-        found += [here / name for name in names if not name.startswith(".")]
-        if len(found) > _MOST_FILES:
+        paths += [here / name for name in names if not name.startswith(".")]
+        if len(paths) > _MOST_FILES:
             break
-    return sorted(path for path in found[:_MOST_FILES] if path.is_file())
+    return sorted(path for path in paths[:_MOST_FILES] if path.is_file())
 
 
 def _is_left_out(folder: Path) -> bool:
