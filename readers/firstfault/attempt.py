@@ -44,14 +44,14 @@ LOG_DIGESTS_GROUP = "firstfault.log_digests"
 """Entry-point group: functions from log files and streams, and the lines to quote,
 to a `LogDigest`.
 """
-_AROUND = 10
+_MAX_NEIGHBORS = 10
 """Maximum number of further attempts to read: the nearest earlier attempts, then later ones."""
-_MOST_ATTEMPTS = 100
-_GAP = 2
+_MAX_ATTEMPTS = 100
+_MAX_MISSING_ATTEMPTS = 2
 """Maximum number of consecutive attempts without files; after a longer gap,
 the search for attempts ends.
 """
-_SECONDS = 5.0
+_SUMMARIES_TIMEOUT_SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage note about an unreadable document, before its name and the reason."""
 
@@ -181,10 +181,10 @@ def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -
         return here
     best = None
     missing = 0
-    for number in range(_MOST_ATTEMPTS):
+    for number in range(_MAX_ATTEMPTS):
         attempt = _read_one(join(uri, str(number)), options, evidence)
         missing = 0 if attempt.exists else missing + 1
-        if missing > _GAP:
+        if missing > _MAX_MISSING_ATTEMPTS:
             break
         if missing:
             continue  # an attempt without files: its pods may never have started
@@ -319,7 +319,7 @@ def sibling_attempts(
     conclusion: Conclusion,
     *,
     strategy: str | None = None,
-    seconds: float = _SECONDS,
+    seconds: float = _SUMMARIES_TIMEOUT_SECONDS,
 ) -> tuple[AttemptSummary, ...]:
     """Return summaries of an attempt and of up to ten more, ordered by number, or an empty tuple if
     there is no other attempt.
@@ -355,7 +355,7 @@ async def _summarize_neighbors(
         # wasted
         deadline = time.monotonic() + seconds
         summaries: list[AttemptSummary] = []
-        for other in range(number + 1, number + 1 + _AROUND - len(before)):
+        for other in range(number + 1, number + 1 + _MAX_NEIGHBORS - len(before)):
             left = deadline - time.monotonic()
             summary = await _summarize(folder, other, options, left) if left > 0 else None
             if summary is None:
@@ -368,7 +368,7 @@ async def _summarize_neighbors(
         return [summary] if summary is not None else []
 
     # earlier attempts have priority; later attempts only fill up the limit
-    before = range(max(number - _AROUND, 0), number)
+    before = range(max(number - _MAX_NEIGHBORS, 0), number)
     parts = await gathered(*(one(other) for other in before), after())
     return [summary for part in parts for summary in part]
 

@@ -25,15 +25,15 @@ from firstfault.utils.run_sync import attempted, each, gathered, run_sync
 from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import from_json
 
-_AT_ONCE = 32
+_MAX_CONCURRENT_ATTEMPTS = 32
 """Attempts that are read at the same time."""
-_WHOLE_AT_ONCE = 4
+_MAX_CONCURRENT_WHOLE_ATTEMPTS = 4
 """Of these, attempts without a sealed verdict: each opens many documents at the same time."""
-_ERROR_FILES = 16
+_MAX_ERROR_FILES = 16
 """Maximum number of Flyte's own error files to open for one attempt."""
-_LINE = 160
-_SIGNIFICANCE = 0.05
-_HOUR_NS = 3600 * 10**9
+_MAX_LINE_CHARACTERS = 160
+_SIGNIFICANCE_LEVEL = 0.05
+_NS_PER_HOUR = 3600 * 10**9
 _CUTS = "048cgkosw"
 """Characters at which the rest of a listing is split: names of executions are hexadecimal,
 or letters and digits.
@@ -186,7 +186,7 @@ def _is_unlikely(group: FaultGroup, executions: int, machines: int) -> bool:
         return ways - count * math.log(machines) + (executions - count) * math.log1p(-1 / machines)
 
     tail = sum(math.exp(log_chance(count)) for count in range(group.executions, executions + 1))
-    return tail * machines < _SIGNIFICANCE
+    return tail * machines < _SIGNIFICANCE_LEVEL
 
 
 async def _failed_attempts(
@@ -201,7 +201,9 @@ async def _failed_attempts(
                 for attempt in wanted
                 if attempt.changed_ns is None or attempt.changed_ns >= since_ns
             ]
-        read = await each(_Reader(store, with_machines=with_machines).read, wanted, _AT_ONCE)
+        read = await each(
+            _Reader(store, with_machines=with_machines).read, wanted, _MAX_CONCURRENT_ATTEMPTS
+        )
     failed = _drop_copies([attempt for attempt in read if attempt is not None])
     return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(attempts)
 
@@ -233,7 +235,7 @@ class _Reader:
     def __init__(self, store: Store, *, with_machines: bool) -> None:
         self._store: ReadableStore = store
         self._with_machines = with_machines
-        self._whole = asyncio.Semaphore(_WHOLE_AT_ONCE)
+        self._whole = asyncio.Semaphore(_MAX_CONCURRENT_WHOLE_ATTEMPTS)
 
     async def read(self, attempt: FoundAttempt) -> FailedAttempt | None:
         """Return an attempt; None if it didn't fail. Its note has the reason
@@ -241,12 +243,16 @@ class _Reader:
         """
         uri = join(self._store.uri, attempt.path)
         failed, why = await attempted(self._read(uri, attempt))
-        return FailedAttempt(uri, attempt.changed_ns, note=one_line(why, _LINE)) if why else failed
+        return (
+            FailedAttempt(uri, attempt.changed_ns, note=one_line(why, _MAX_LINE_CHARACTERS))
+            if why
+            else failed
+        )
 
     async def _read(self, uri: str, attempt: FoundAttempt) -> FailedAttempt | None:
         # a damaged or foreign folder may have any number of such files: the limit bounds the
         # requests
-        files = sorted(attempt.error_files, key=lambda item: item.name)[:_ERROR_FILES]
+        files = sorted(attempt.error_files, key=lambda item: item.name)[:_MAX_ERROR_FILES]
         read = [await read_listed(self._store, item) for item in files]
         stock = [item for item in read if not isinstance(item, Seal)]
         # a sealed verdict saves opening the documents; of several, the one based on the most
@@ -256,7 +262,7 @@ class _Reader:
         ):
             if (sealed := from_json(seal.json)) is not None:
                 verdict, decision = sealed
-                line = one_line(seal.message, _LINE)
+                line = one_line(seal.message, _MAX_LINE_CHARACTERS)
                 return await self._with_machine(
                     _summarize(uri, attempt, verdict, decision, line), attempt, verdict
                 )
@@ -313,7 +319,7 @@ def _summarize(
     ranks = len(verdict.ranks) + verdict.victims.count
     hours = None
     if ranks and verdict.timestamp_ns is not None and attempt.started_ns is not None:
-        hours = max(verdict.timestamp_ns - attempt.started_ns, 0) * ranks / _HOUR_NS
+        hours = max(verdict.timestamp_ns - attempt.started_ns, 0) * ranks / _NS_PER_HOUR
     time_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else attempt.changed_ns
     pod = shorten_pod_name(verdict.node or "")
     outcome = classify_outcome(verdict)

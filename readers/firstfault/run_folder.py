@@ -24,7 +24,7 @@ FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
 PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
-_PRIVATE = 0o700
+_PRIVATE_MODE = 0o700
 _QUIET_SECONDS = 24 * 3600.0
 _kept: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
@@ -152,7 +152,7 @@ def make_fallback_folder() -> Path:
         name = _private_name()
         private = parent / name
         try:
-            private.mkdir(_PRIVATE)
+            private.mkdir(_PRIVATE_MODE)
         except FileExistsError:
             private = next(_find_private_folders(), None) or Path(
                 tempfile.mkdtemp(prefix=f"{name}-", dir=parent)

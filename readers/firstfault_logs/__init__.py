@@ -57,7 +57,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 
-_HEAD = 64 * 1024
+_HEAD_BYTES = 64 * 1024
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -125,7 +125,7 @@ def read_sources(
 
 def _read_stream(source: IO[bytes], collector: LogCollector, *, is_only: bool) -> None:
     """Read a log from a stream, which stays open."""
-    buffered = io.BufferedReader(cast("io.RawIOBase", source), _HEAD)
+    buffered = io.BufferedReader(cast("io.RawIOBase", source), _HEAD_BYTES)
     begin = None
     try:
         begin = _read(decompress(buffered, "stdin"), "stdin", Label(), collector)
@@ -149,11 +149,11 @@ def _explain_no_text(begin: bytes, path: str) -> str:
 
 def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bytes | None:
     """Read a log; if it isn't a text, return its first bytes."""
-    buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
+    buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD_BYTES)
     text = buffered
     begin = buffered.peek()
     if begin.startswith(UTF16_MARKS):
-        text = io.BufferedReader(Utf8Stream(buffered), _HEAD)
+        text = io.BufferedReader(Utf8Stream(buffered), _HEAD_BYTES)
         begin = text.peek()
     is_of_text = is_text(begin)
     if is_of_text:

@@ -27,7 +27,13 @@ from firstfault_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.outcome import explain_missing_proof, has_final_success
-from firstfault_logs.processes import LOST_WITH_NODE, MAX_TEXT, NO_EXIT_STATUS, Process, Processes
+from firstfault_logs.processes import (
+    LOST_WITH_NODE,
+    MAX_TEXT_CHARACTERS,
+    NO_EXIT_STATUS,
+    Process,
+    Processes,
+)
 from firstfault_logs.stops import mark_remaining, mark_stops
 
 if TYPE_CHECKING:
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from firstfault_logs.launchers import LauncherReport
     from firstfault_logs.tracebacks import Traceback
 
-_LOG_BYTES = 32 * 1024
+_MAX_LOG_TAIL_CHARACTERS = 32 * 1024
 _NODE_FAILURE = "node failure"
 _CODES_BY_REASON = {
     "cancelled": CANCELLED,
@@ -290,7 +296,7 @@ def _describe_launcher(
 ) -> model.WorkerError:
     return model.WorkerError(
         code,
-        clean(message, MAX_TEXT),
+        clean(message, MAX_TEXT_CHARACTERS),
         model.Kind.NON_RECOVERABLE,
         model.Origin.SYSTEM,
         worker=node,
@@ -322,7 +328,7 @@ def _describe_process(process: Process) -> model.WorkerError:
     is_own_report = raised is not None or message or process.reports_own_end
     return model.WorkerError(
         DIED if message and message == process.launcher_text else f"USER:{what}",
-        clean(process.raised_text or message, MAX_TEXT),
+        clean(process.raised_text or message, MAX_TEXT_CHARACTERS),
         model.Kind.RECOVERABLE if is_recoverable else model.Kind.NON_RECOVERABLE,
         model.Origin.USER if raised is not None else model.Origin.UNKNOWN,
         # an exception may be much older than the end of its process
@@ -342,7 +348,7 @@ def _describe_process(process: Process) -> model.WorkerError:
         exit_code=process.exit_code,
         signal=process.signal if raised is None else "",
         sent_signals=sent_signals,
-        log_tail=clean_end(process.text, _LOG_BYTES),
+        log_tail=clean_end(process.text, _MAX_LOG_TAIL_CHARACTERS),
         category="gpu_hardware" if process.hardware_error else "",
         resources=model.Resources(oom_kill=1) if process.is_oom else model.Resources(),
         documents=tuple(_refer_to(process.lines)),

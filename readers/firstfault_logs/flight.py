@@ -36,9 +36,9 @@ _KEYS = re.compile(
     rb"pg_config|pg_status|nccl_comm_state|(?=.*\bversion)(?=.*\bentries)", re.DOTALL
 )
 _PICKLE, _JSON = b"\x80", b"{"
-_HEAD = 4096
+_HEAD_BYTES = 4096
 _MAX_BYTES = 128 << 20
-_REASON = 200
+_MAX_REASON_CHARACTERS = 200
 
 # Ends the name of a flight recorder's dump.
 _DUMP_NAME = LazyPattern(r"(?P<digits>\d{1,12})(?:\.(?:json|pkl|pickle|pt|bin))?$")
@@ -67,7 +67,7 @@ def is_dump(path: Path) -> bool:
         if not path.is_file():
             return False  # a FIFO would wait for a writer
         with path.open("rb") as stream:
-            head = stream.read(_HEAD)
+            head = stream.read(_HEAD_BYTES)
     except OSError:
         return False
     starts = head.startswith(_PICKLE) or head.lstrip().startswith(_JSON)
@@ -102,7 +102,8 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
         except (OSError, ValueError) as error:
             unreadable.append(
                 Unreadable(
-                    path.name, f"no dump of a flight recorder: {one_line(str(error), _REASON)}"
+                    path.name,
+                    f"no dump of a flight recorder: {one_line(str(error), _MAX_REASON_CHARACTERS)}",
                 )
             )
             continue
@@ -140,7 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
     if length > _MAX_BYTES:
         raise ValueError(f"{size(length)}, more than the limit of {size(_MAX_BYTES)}")
     with path.open("rb") as stream:
-        is_json = stream.read(_HEAD).lstrip().startswith(_JSON)
+        is_json = stream.read(_HEAD_BYTES).lstrip().startswith(_JSON)
         stream.seek(0)
         try:
             dump = json.load(stream) if is_json else _PlainUnpickler(stream).load()

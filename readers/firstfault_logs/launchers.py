@@ -114,14 +114,14 @@ class LauncherTable:
 
 TABLE = LauncherTable()
 _compile = cache(re.compile)  # most logs need few of the patterns
-_MOST_TASKS = 16_384
-_LONGEST = 4096
+_MAX_TASKS = 16_384
+_MAX_REPORT_CHARACTERS = 4096
 """Characters of a line in which reports are looked for."""
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
     """Return what a line reports about other processes, or None if it reports nothing."""
-    text = text[:_LONGEST]
+    text = text[:_MAX_REPORT_CHARACTERS]
     if TABLE.any_report.search(text) is None:
         return None
     matches = ((row, _compile(row.pattern).search(text)) for row in TABLE.reports)
@@ -206,4 +206,4 @@ def parse_ranges(text: str) -> Iterator[int]:
     for part in filter(None, text.strip("[]").split(",")):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
-            yield from range(int(first), min(int(last or first), int(first) + _MOST_TASKS) + 1)
+            yield from range(int(first), min(int(last or first), int(first) + _MAX_TASKS) + 1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from firstfault_logs.own_reports import OwnReport
     from firstfault_logs.tracebacks import Traceback
 
-MAX_TEXT = 64 * 1024
+MAX_TEXT_CHARACTERS = 64 * 1024
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SCHEDULER_STOPPED = "its scheduler ended the job"
 NO_EXIT_STATUS = "no exit status in the log"
@@ -288,7 +288,7 @@ class Processes:
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
     """Return the exception of the last traceback in a text, with its causes, printed before it."""
-    chain = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
+    chain = parse_exceptions(clean(text, MAX_TEXT_CHARACTERS), whole=whole)
     if not chain:
         return None
     first, *causes = (

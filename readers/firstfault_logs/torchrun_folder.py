@@ -18,17 +18,17 @@ from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault.utils.text import one_line
-from firstfault_logs.processes import MAX_TEXT, exception_in
+from firstfault_logs.processes import MAX_TEXT_CHARACTERS, exception_in
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _ERROR = "error.json"
 _MAX_ERROR_BYTES = 2 * 1024 * 1024
-_LAST_SECOND = 253_402_300_799
+_MAX_UNIX_SECONDS = 253_402_300_799
 """Last second of the year 9999, Unix time."""
 _RANDOM = len("_hbse3iwq")
-_APART_S = 3.0
+_MAX_GAP_SECONDS = 3.0
 """Longest gap between the folders of one run; torchrun needs longer to start again."""
 _NOTES = (
     "torchrun's log folder has times in whole seconds, and neither exit codes nor signals",
@@ -110,8 +110,8 @@ def _of_newest_run(workers: Sequence[Worker]) -> list[Worker]:
         worker
         for worker in workers
         if _run_of(worker.node) == _run_of(newest)
-        and spans[worker.node][1] >= spans[newest][0] - _APART_S
-        and spans[worker.node][0] <= spans[newest][1] + _APART_S
+        and spans[worker.node][1] >= spans[newest][0] - _MAX_GAP_SECONDS
+        and spans[worker.node][0] <= spans[newest][1] + _MAX_GAP_SECONDS
     ]
 
 
@@ -224,12 +224,12 @@ def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
     seconds = str(extra.get("timestamp") or "")
     type_, _, message = text.partition(": ")
     raised = exception_in(stack, whole=True) or ExceptionInfo(type_, message)
-    if seconds.isdecimal() and int(seconds) > _LAST_SECOND:
+    if seconds.isdecimal() and int(seconds) > _MAX_UNIX_SECONDS:
         raise ValueError(f"the timestamp {one_line(seconds, 30)} is later than the year 9999")
     return replace(
         printed,
         code=f"USER:{raised.type.rpartition('.')[2]}",
-        message=clean(stack or text, MAX_TEXT),
+        message=clean(stack or text, MAX_TEXT_CHARACTERS),
         origin=Origin.USER,
         exception=raised,
         signal="",

@@ -30,8 +30,8 @@ MAX_TOKENS = 6_000
 _CLOCK_WITHOUT_YEAR = re.compile(r"^\W?[EWIF]\d{4} \d\d:\d\d:\d\d|\[[EWIF]\d{4} \d\d:\d\d:\d\d")
 _MAX_RANGES = 3
 """Places that are quoted: of the root cause, and of other groups of failures."""
-_LONG_TRACEBACK = 30
-_LESS_IMPORTANT = 10_000
+_MAX_TRACEBACK_LINES = 30
+_FURTHER_GROUP_WEIGHT = 10_000
 """Added to the weights of lines about each further group of failures."""
 _MAX_TRACEBACKS, _MAX_FILES = 4, 12
 _END_LINES, _BEGIN_LINES, _MESSAGE_LINES = 100, 20, 60
@@ -154,7 +154,7 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
     if not digest.quoted:
         return _weigh_ends(
             number_lines(
-                shorten_traceback(_read_recorded(subject), _LONG_TRACEBACK), with_files=False
+                shorten_traceback(_read_recorded(subject), _MAX_TRACEBACK_LINES), with_files=False
             )
         )
     quoted: list[WeightedLine] = []
@@ -167,11 +167,11 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
         others = places[:number]
         lines = [line for line in digest.quoted if _is_near(line, file, first, last)]
         lines = [line for line in lines if not any(_is_near(line, *other) for other in others)]
-        shown = shorten_traceback(hide_secrets(lines), _LONG_TRACEBACK)
+        shown = shorten_traceback(hide_secrets(lines), _MAX_TRACEBACK_LINES)
         # a traceback repeats lines on purpose
         shown = shown if any("Traceback" in line.text for line in shown) else fold_similar(shown)
         quoted += _weigh_ends(
-            number_lines(shown, with_files=_has_several(digest)), _LESS_IMPORTANT * number
+            number_lines(shown, with_files=_has_several(digest)), _FURTHER_GROUP_WEIGHT * number
         )
     return quoted
 
@@ -196,7 +196,7 @@ def _quote_tracebacks(digest: LogDigest, shown: Container[str]) -> Iterator[str]
     for one in tracebacks[-_MAX_TRACEBACKS:]:
         if one.count > 1:
             yield f"{one.count} times, the first:"
-        lines = shorten_traceback(hide_secrets(one.lines), _LONG_TRACEBACK // 3)
+        lines = shorten_traceback(hide_secrets(one.lines), _MAX_TRACEBACK_LINES // 3)
         yield from number_lines(lines, with_files=_has_several(digest))
 
 

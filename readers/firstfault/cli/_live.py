@@ -23,7 +23,7 @@ a store keeps each of these files.
 """
 _NO_ANSWER_SECONDS = 30.0
 """Print `_NO_ANSWER` after this long without a new answer."""
-_NS = 10**9
+_NS_PER_SECOND = 10**9
 _MAX_ANSWER_BYTES = 1 << 22
 _MAX_RATES, _MAX_NODES_BEHIND = 8, 3
 """Nodes that are listed one by one; of more nodes only the slowest and the fastest."""
@@ -102,7 +102,7 @@ def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
     parts = [f"{most:,} collectives; {speed}"]
     longest = max(nodes, key=lambda node: float(node["waited_seconds"]))
     if float(longest["waited_seconds"]) > 0:
-        waited = duration(int(float(longest["waited_seconds"]) * _NS))
+        waited = duration(int(float(longest["waited_seconds"]) * _NS_PER_SECOND))
         parts.append(
             f"longest wait: rank {int(longest['waits'])} ({printable(str(longest['node']))}),"
             f" {waited}"

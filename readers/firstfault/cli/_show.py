@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
-_COLUMNS = 80
+_DEFAULT_COLUMNS = 80
 _BEGINS_OF_LOGS = (
     b"\x1f\x8b",
     b"BZh",
@@ -410,7 +410,8 @@ def _print_no_error(read: Attempt, forms: Forms) -> int:
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
             click.echo(
-                textwrap.fill(line, _COLUMNS, subsequent_indent="  "), err=forms.html == _STDOUT
+                textwrap.fill(line, _DEFAULT_COLUMNS, subsequent_indent="  "),
+                err=forms.html == _STDOUT,
             )
     if comparison is not None and not forms.as_json:
         cli.echo("\n".join(comparison.lines()))

@@ -37,7 +37,7 @@ from firstfault.utils.text import extract_sentence
 
 _MAX_CHARACTERS_READ = 20_000
 """Maximum number of characters of a text that are searched: half at its start, half at its end."""
-_MANY_LINES = 200
+_MAX_LINES_SEARCHED = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures of exceptions that no specific signature matches."""
 _END_SIGNATURES = {
@@ -421,7 +421,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
         and classification.category != "unknown"
         and classification.signature not in _END_SIGNATURES
     ):
-        lines = (find_cpp_exception(text), *text.splitlines()[:_MANY_LINES])
+        lines = (find_cpp_exception(text), *text.splitlines()[:_MAX_LINES_SEARCHED])
         telling = (
             line for line in lines if line and classify(line).signature == classification.signature
         )

@@ -36,13 +36,13 @@ from firstfault.utils.run_sync import attempted, each, gathered
 
 logger = get_logger(__name__)
 
-_FIRST_POLL_S = 0.05
-_LONGEST_POLL_S = 1.0
-_LOOK_SHARE = 10
+_FIRST_POLL_SECONDS = 0.05
+_MAX_POLL_SECONDS = 1.0
+_PAUSE_PER_LISTING = 10
 """`follow` pauses at least this multiple of the last listing's duration,
 to limit the load on the storage.
 """
-_LONGEST_PAUSE_S = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 
 
 async def read_job(store: ReadableStore, request: Request) -> JobErrors:
@@ -85,7 +85,9 @@ async def follow(
             if done:
                 return
         took = time.monotonic() - began
-        await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
+        await asyncio.sleep(
+            min(max(interval_seconds, _PAUSE_PER_LISTING * took), _MAX_PAUSE_SECONDS)
+        )
 
 
 async def look(
@@ -141,7 +143,7 @@ async def await_nodes(
         StoreError: the roster could not be listed.
     """
     deadline = time.monotonic() + patience.seconds
-    pause = _FIRST_POLL_S
+    pause = _FIRST_POLL_SECONDS
     known: dict[str, NodePresence] = {}
     unreadable: set[str] = set()
     while patience.seconds > 0 and not layout.document:
@@ -166,7 +168,7 @@ async def await_nodes(
             or await _sleep_until_shutdown(min(pause, left), patience.shutdown_requested)
         ):
             return {name: entry for name, entry in known.items() if name not in unreadable}, done
-        pause = min(pause * 1.5, _LONGEST_POLL_S)
+        pause = min(pause * 1.5, _MAX_POLL_SECONDS)
     return known, False
 
 

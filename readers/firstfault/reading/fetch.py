@@ -31,21 +31,21 @@ from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
 logger = get_logger(__name__)
 
-_WORTH_A_BUNDLE = 8
+_MIN_BUNDLED_FILES = 8
 """Minimum number of documents and entries to read from a bundle; fewer are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-_MOST_BUNDLES = 4
+_MAX_BUNDLES = 4
 """Maximum number of bundles to try, largest first: smaller ones are from pods that concluded early.
 """
-_MOST_RESTARTS = 64
+_MAX_RESTARTS = 64
 """Maximum number of restart records to read of each kind: the last ones by name."""
-MAX_OPENED = 65_536
+MAX_OPENED_FILES = 65_536
 """Maximum number of documents and roster entries to open in one attempt."""
 MAX_OPENED_BYTES = 1024 * 1024 * 1024
 """Maximum total size of these files, as listed."""
 _KEY = re.compile(rb"e1-[0-9a-z-]{60,160}\.pb")
 """Names of documents in the receipts of an encoded roster entry."""
-_CUT_DOCUMENTS, _CUT_ENTRIES = 900, 450
+_DOCUMENTS_PER_PART, _ENTRIES_PER_PART = 900, 450
 """Number of names between two cuts of a listing; a page has 1,000 names."""
 
 
@@ -55,7 +55,7 @@ class Room:
     exhaust a reader's memory.
     """
 
-    documents: int = field(default_factory=lambda: MAX_OPENED)
+    documents: int = field(default_factory=lambda: MAX_OPENED_FILES)
     size: int = field(default_factory=lambda: MAX_OPENED_BYTES)
 
     def admits(self, item: ObjectInfo) -> bool:
@@ -138,7 +138,7 @@ async def _open_object(
             item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}"
         )
     if room is not None and not room.admits(item):
-        limits = f"{MAX_OPENED} documents and {MAX_OPENED_BYTES} bytes"
+        limits = f"{MAX_OPENED_FILES} documents and {MAX_OPENED_BYTES} bytes"
         return Unreadable(item.base, f"not opened: of an attempt {limits} are read")
     try:
         return await store.get(item.name)
@@ -189,7 +189,7 @@ async def read_restarts(
     kinds: dict[str, list[ObjectInfo]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.name):
         kinds[item.base[: -len("-00000-0000000.json")]].append(item)
-    records = await each(read, [item for kind in kinds.values() for item in kind[-_MOST_RESTARTS:]])
+    records = await each(read, [item for kind in kinds.values() for item in kind[-_MAX_RESTARTS:]])
     return oldest_first(record for record in records if record is not None)
 
 
@@ -221,7 +221,7 @@ async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, 
 
     A damaged or changed bundle is ignored: its name is a hash of its content.
     """
-    if len(listing.documents) + len(listing.roster) < _WORTH_A_BUNDLE:
+    if len(listing.documents) + len(listing.roster) < _MIN_BUNDLED_FILES:
         return {}
     return await _unpack_bundle(
         store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)]
@@ -259,7 +259,7 @@ async def _unpack_bundle(
     """Return the files in the largest undamaged bundle, by path."""
     base = listing.layout.roster.removesuffix("roster")
     # the pod that concluded last knew of the most files, so its bundle is the largest
-    for item in sorted(bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
+    for item in sorted(bundles, key=lambda item: -item.size)[:_MAX_BUNDLES]:
         uri = join(store.uri, item.name)
         try:
             data = await store.get(item.name, limit=_MAX_BUNDLE_BYTES)
@@ -281,7 +281,7 @@ def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
         documents.update(f"{layout.errors}/{name.decode()}" for name in _KEY.findall(data))
     # half the distance for roster entries: each node has two, but perhaps only one of them is in
     # the copies
-    return [*sorted(documents)[::_CUT_DOCUMENTS], *sorted(entries)[::_CUT_ENTRIES]]
+    return [*sorted(documents)[::_DOCUMENTS_PER_PART], *sorted(entries)[::_ENTRIES_PER_PART]]
 
 
 class StoreWithCopies:

@@ -26,7 +26,7 @@ _AFTER_KEYS = "e1-:"
 """Sorts after every key of grammar version 1: ":" is the character after "9"."""
 _MAX_CONCURRENT_PARTS = 32
 """Maximum number of listing parts that are read concurrently."""
-_LAST = 1 << 64
+_AFTER_ANY_TIME_NS = 1 << 64
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class ListedDocument:
     @property
     def moment(self) -> int:
         """The sort key by time, in nanoseconds; documents without a time come last."""
-        return _LAST if self.key.timestamp_ns is None else self.key.timestamp_ns
+        return _AFTER_ANY_TIME_NS if self.key.timestamp_ns is None else self.key.timestamp_ns
 
     @property
     def process(self) -> tuple[int | None, int | None, int]:

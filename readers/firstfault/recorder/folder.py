@@ -25,9 +25,9 @@ WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
 SESSIONS = "sessions.json"
 """In the node's folder: what `NodeFolder.note_sessions` keeps."""
-_REMOVALS = 5
+_MAX_REMOVAL_ATTEMPTS = 5
 """Most attempts to remove the folder."""
-_MAX_STACKS = 64 * 1024
+_MAX_STACKS_BYTES = 64 * 1024
 
 
 def get_stack_size(stacks: Path) -> int:
@@ -43,7 +43,7 @@ def get_stack_tail(stacks: Path, start: int = 0) -> str:
     empty if it can't be read.
     """
     try:
-        return stacks.read_bytes()[start:][-_MAX_STACKS:].decode(errors="replace").strip()
+        return stacks.read_bytes()[start:][-_MAX_STACKS_BYTES:].decode(errors="replace").strip()
     except OSError:
         return ""
 
@@ -115,7 +115,7 @@ class NodeFolder:
         for path in (gone, self.path):
             # A writer that looked up the folder just before the rename may add a file during the
             # removal.
-            for _ in range(_REMOVALS):
+            for _ in range(_MAX_REMOVAL_ATTEMPTS):
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
                     break

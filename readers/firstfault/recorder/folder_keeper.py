@@ -27,7 +27,7 @@ _BOOT = "boot-id"
 the machine and the boot in which its lock counts.
 """
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PRIVATE = 0o700
+_PRIVATE_MODE = 0o700
 
 
 class FolderLock:
@@ -136,7 +136,7 @@ class FolderKeeper:
     def _restore_folders(self) -> None:
         path = self._folder.path
         if not os.path.lexists(path):
-            path.mkdir(_PRIVATE)
+            path.mkdir(_PRIVATE_MODE)
             if self._lock is not None:
                 self._lock.release()
             self._lock = lock_folder(path)
@@ -169,5 +169,5 @@ class FolderKeeper:
 
 def _check_private(path: Path, status: os.stat_result) -> None:
     """Raise a PermissionError for a folder that isn't this user's, or that others may enter."""
-    if status.st_mode & 0o777 != _PRIVATE or status.st_uid != os.geteuid():
+    if status.st_mode & 0o777 != _PRIVATE_MODE or status.st_uid != os.geteuid():
         raise PermissionError(f"{path} is not a folder of this user alone")

@@ -25,7 +25,7 @@ _RANK = b"FIRSTFAULT_LOCAL_RANK="
 """Each worker has this variable, and so have the programs that it starts; its agent doesn't."""
 _RECORDING = b"FIRSTFAULT_RECORDING="
 """The variable of a worker that names its node's folder, in JSON."""
-_STDERR = 2
+_STDERR_DESCRIPTOR = 2
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -195,7 +195,7 @@ def write_stderr(data: bytes) -> None:
     view = memoryview(data)
     with contextlib.suppress(OSError):
         while view:
-            view = view[os.write(_STDERR, view) :]
+            view = view[os.write(_STDERR_DESCRIPTOR, view) :]
 
 
 if __name__ == "__main__":

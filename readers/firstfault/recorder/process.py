@@ -31,7 +31,7 @@ _LONGEST_NAME = "worker-9999-999.line"
 """The longest name of a socket in the folder."""
 # only as the parent of a folder by mkdtemp, where TMPDIR can't be used
 _SHORT_FOLDER = "/tmp"  # noqa: S108
-_BACKLOG = 1024
+_MAX_WAITING_CONNECTIONS = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
 
 
@@ -82,7 +82,7 @@ def start_recorder(
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _signals_blocked():
             # before the recorder's process exists, so that early clients can connect
             listener.bind(str(folder.socket))
-            listener.listen(_BACKLOG)
+            listener.listen(_MAX_WAITING_CONNECTIONS)
             settings = Settings(
                 output_prefix,
                 deadline_seconds,

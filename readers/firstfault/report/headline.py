@@ -11,9 +11,9 @@ from firstfault.strategies.headlines import describe_failure
 from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault.utils.text import one_line, size
 
-_LINE = 200
-_LONG = 400
-_NEAR_THE_LIMIT = 0.9
+_MAX_LINE_CHARACTERS = 200
+_MAX_LONG_LINE_CHARACTERS = 400
+_NEAR_LIMIT_SHARE = 0.9
 # "Name (a, b), more": only a comma outside of parentheses ends the name
 _NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
 _LOST = "the agent died and "
@@ -30,7 +30,7 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
     if verdict.category == TEARDOWN:
         return headline, ""  # the process's end alone would be about the training
     begin, cut, _ = headline.rpartition("...")
-    whole = one_line(verdict.message, _LONG)
+    whole = one_line(verdict.message, _MAX_LONG_LINE_CHARACTERS)
     # a headline that ends in "..." was cut; the message begins with the same words and has the rest
     if cut and headline.endswith("...") and whole.startswith(begin):
         headline = whole  # before it was cut
@@ -72,14 +72,14 @@ def summarize_failure(failure: WorkerError) -> str:
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         signal = failure.signal or sent.signal
-        return one_line(f"{signal}: {sent.reason}" if signal else sent.reason, _LINE)
+        return one_line(f"{signal}: {sent.reason}" if signal else sent.reason, _MAX_LINE_CHARACTERS)
     what = find_message(failure).what
     text = describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
         # its text describes what it is
         what = text or failure.code
         text = ""
-    return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
+    return one_line(f"{what}: {text}" if text and text != what else what, _MAX_LINE_CHARACTERS)
 
 
 def _memory_text(resources: Resources) -> str:
@@ -96,6 +96,6 @@ def _memory_text(resources: Resources) -> str:
     # its own limit
     return (
         text
-        if peak >= _NEAR_THE_LIMIT * limit
+        if peak >= _NEAR_LIMIT_SHARE * limit
         else f"its machine had no memory left; it used {text}"
     )

@@ -20,7 +20,7 @@ _WAITING_STATES = {"PENDING", "REQUEUED", "COMPLETING", "CONFIGURING", "RUNNING"
 # Job names, comments and commands are whatever the user likes, also "JobInfo=FAILED Restarts=7"
 # after a line break. `scontrol show job` prints them between its own fields, `squeue --json` all
 # jobs of the cluster, and `scontrol --json` came with Slurm 23.02. These columns have no free text.
-_WIDTH = 40
+_COLUMN_CHARACTERS = 40
 _COLUMNS = (
     "JobID",
     "ArrayJobID",
@@ -87,7 +87,7 @@ def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
     Raises:
         SlurmError: Slurm has no such job, or doesn't answer.
     """
-    columns = ",".join(f"{name}:{_WIDTH}" for name in _COLUMNS)
+    columns = ",".join(f"{name}:{_COLUMN_CHARACTERS}" for name in _COLUMNS)
     return parse_job(_query(job_id, "-O", columns), job_id, is_own=is_own)
 
 
@@ -213,9 +213,10 @@ def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
     Raises:
         SlurmError: there is no such row, or several.
     """
-    starts = range(0, len(_COLUMNS) * _WIDTH, _WIDTH)
+    starts = range(0, len(_COLUMNS) * _COLUMN_CHARACTERS, _COLUMN_CHARACTERS)
     rows = [
-        [line[start : start + _WIDTH].strip() for start in starts] for line in printed.splitlines()
+        [line[start : start + _COLUMN_CHARACTERS].strip() for start in starts]
+        for line in printed.splitlines()
     ]
     row = dict(zip(_COLUMNS, _find_row(rows, job_id, is_own=is_own), strict=True))
     task = row["ArrayTaskID"]

@@ -10,7 +10,7 @@ from firstfault.errors import FirstFaultError
 T = TypeVar("T")
 R = TypeVar("R")
 
-_AT_ONCE = 64
+_MAX_CONCURRENT_CALLS = 64
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -65,7 +65,7 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
 
 
 async def each(
-    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _AT_ONCE
+    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _MAX_CONCURRENT_CALLS
 ) -> list[R]:
     """Return the results of `call` for all items, in their order;
     at most `at_once` calls run at a time.

@@ -32,7 +32,7 @@ def clean_end(text: str, limit: int) -> str:
     return end.partition("\n")[2] if text[-limit - 1] != "\n" and "\n" in end else end
 
 
-_LONGEST_PART = 1000
+_MAX_PART_CHARACTERS = 1000
 
 
 def _first_cut(text: str, most: int) -> str:
@@ -44,11 +44,11 @@ def _first_cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     head, tail = text[: most // 2], text[len(text) - most // 2 :]
-    near_end = max(len(head) - _LONGEST_PART, 0)
+    near_end = max(len(head) - _MAX_PART_CHARACTERS, 0)
     word = max(head.rfind(" ", near_end), head.rfind("\n", near_end))
     head = head[:word] if word >= 0 else head
-    near = tail[:_LONGEST_PART]
-    tail = _without_part(near, "\n" if "\n" in near else " ") + tail[_LONGEST_PART:]
+    near = tail[:_MAX_PART_CHARACTERS]
+    tail = _without_part(near, "\n" if "\n" in near else " ") + tail[_MAX_PART_CHARACTERS:]
     return f"{head}\n... {len(text) - len(head) - len(tail)} characters left out ...\n{tail}"
 
 

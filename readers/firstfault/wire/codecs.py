@@ -11,9 +11,9 @@ from typing import Any
 from firstfault.utils.stored_text import clean, clean_end
 from firstfault.utils.text import elide
 
-MAX_LINE = 500
+MAX_LINE_CHARACTERS = 500
 """Characters of a name or a line, when written."""
-MAX_LINE_READ = 4_096
+MAX_LINE_CHARACTERS_READ = 4_096
 """Characters of a name or a line, when read: a report may repeat it hundreds of times."""
 MAX_NAMES = 50
 MAX_COUNT = 2**32 - 1
@@ -127,10 +127,10 @@ def text_tail(max_size: int) -> ValueCodec:
 
 
 LINE = ValueCodec(
-    lambda value: clean(value, MAX_LINE),
-    lambda value: elide(value, MAX_LINE_READ),
+    lambda value: clean(value, MAX_LINE_CHARACTERS),
+    lambda value: elide(value, MAX_LINE_CHARACTERS_READ),
     is_redacted=True,
-    max_size=MAX_LINE,
+    max_size=MAX_LINE_CHARACTERS,
 )
 NAME = ValueCodec(_identity, _identity)
 """The name of an object in the storage, or a text that is already redacted."""

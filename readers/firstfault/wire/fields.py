@@ -529,7 +529,11 @@ SETUP = FieldTable(
 def _setup_from_pb(setup: Any) -> Any:
     texts = (setup.task, setup.image, setup.gpu_model, setup.source_url, setup.source_root)
     # a page repeats these texts; no writer of firstfault's writes longer ones
-    return SETUP.read(setup) if all(len(text) <= codecs.MAX_LINE for text in texts) else NodeSetup()
+    return (
+        SETUP.read(setup)
+        if all(len(text) <= codecs.MAX_LINE_CHARACTERS for text in texts)
+        else NodeSetup()
+    )
 
 
 TRAINING_PROGRESS = FieldTable(

@@ -16,7 +16,7 @@ from typing import Any
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Seal, Suspect, Verdict
 from firstfault.utils.stored_text import clean
-from firstfault.wire.codecs import MAX_LINE
+from firstfault.wire.codecs import MAX_LINE_CHARACTERS
 
 SCHEMA = "firstfault.verdict/v1"
 RESTART_SCHEMA = "firstfault.restart/v1"
@@ -183,8 +183,8 @@ def parse_timestamp(text: str | None) -> int | None:
 TEXT = JsonType({"type": "string"}, lambda value: _check_type(str, value))
 LINE = JsonType(
     TEXT.schema,
-    lambda value: clean(_check_type(str, value), MAX_LINE),
-    lambda text: clean(text, MAX_LINE),
+    lambda value: clean(_check_type(str, value), MAX_LINE_CHARACTERS),
+    lambda text: clean(text, MAX_LINE_CHARACTERS),
 )
 FLAG = JsonType({"type": "boolean"}, lambda value: _check_type(bool, value))
 COUNT = JsonType(

@@ -13,7 +13,7 @@ from firstfault_logs.attempts import TRAINING_STEP
 
 _MAX_LOOPS = 16
 """Counters with different names or totals in one stream; a data set of varying size has more."""
-_MAX_CONFIGURED = 8
+_MAX_CONFIGURED_TOTALS = 8
 """Different totals of a configuration that are kept for each unit."""
 _BRACKET_CHARS = 40
 """Characters at the begin of a line in which a counter in brackets ends."""
@@ -239,7 +239,7 @@ class Loops:
         for match in _CONFIGURED_COUNT.finditer(text):
             unit = _EPOCH if match["epochs"] or match["epoch"] else _STEP
             totals = self.configured.setdefault(unit, set())
-            if len(totals) < _MAX_CONFIGURED:
+            if len(totals) < _MAX_CONFIGURED_TOTALS:
                 totals.add(int(match["total"].replace(",", "")))
 
     def find_finished(self) -> Loop | None:

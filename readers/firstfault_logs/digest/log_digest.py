@@ -33,10 +33,10 @@ from firstfault_logs.launchers import parse_report
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
 _MAX_TEXT_CHARS = 2_000
-_MAX_FOLDED, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
+_MAX_FOLDED_KINDS, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
 _MAX_TRACEBACK_LINES = 150
 _MAX_STEPS = 100_000
-_MAX_COMPARED = 64
+_MAX_COMPARED_LINES = 64
 """Similar lines in which differences are looked for."""
 _MIN_SILENT_SECONDS = 60
 _LEVEL_CHARS = 200
@@ -210,7 +210,7 @@ class _DigestCollector(LogCollector):
         template = make_template(line.text)
         folded = self.digest.folded.get(template)
         if folded is None:
-            if len(self.digest.folded) >= _MAX_FOLDED:
+            if len(self.digest.folded) >= _MAX_FOLDED_KINDS:
                 self.digest.dropped += 1
                 return
             if weight is Weight.FAILURE_WORD and classify(line.text).is_specific:
@@ -221,7 +221,7 @@ class _DigestCollector(LogCollector):
             folded.last_number = line.number
         if line.process:
             folded.processes.add(line.process)
-        if len(folded.texts) < _MAX_COMPARED:
+        if len(folded.texts) < _MAX_COMPARED_LINES:
             folded.texts.append(line.text)
 
     def finish(self) -> None:

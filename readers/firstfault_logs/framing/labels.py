@@ -21,7 +21,7 @@ from firstfault_logs import launchers
 from firstfault_logs.framing.exports import MESSAGE_KEYS, TIME_KEYS, parse_object
 from firstfault_logs.framing.lines import TRACEBACK, without_bars, without_colors
 
-_NEAR = 100
+_PREFIX_CHARACTERS_READ = 100
 _LABEL_FORMS = tuple(
     map(
         re.compile,
@@ -40,10 +40,10 @@ _LABEL_FORMS = tuple(
 """The forms of labels that are learned if most lines have one; the first two are numbers."""
 _MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
-_NEARLY_ALL = 0.9
+_NEARLY_ALL_SHARE = 0.9
 _MIN_LINES_OF_COLLECTOR = 20
-_LEAST_LINES, _FEW_LINES = 4, 2
-_HOURS = 24
+_MIN_LABELED_LINES, _MIN_LABELED_LINES_OF_RANKS = 4, 2
+_HOURS_PER_DAY = 24
 _MINUTES = re.compile(r"[0-5]\d(?=[:\s.,\]]|$)")
 """Behind an hour and a colon."""
 
@@ -261,7 +261,7 @@ class Prefixes:
                 text = text[label_match.end() :]
                 continue
             break
-        if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
+        if self.is_learned and not by_torch and "[rank" in text[:_PREFIX_CHARACTERS_READ]:
             label, text, by_torch = _find_torch_prefix(label, text)
         time_ns = time_ns or self._glogs(text)
         if fields := parse_object(text):
@@ -343,7 +343,7 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
-        stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL * len(texts)
+        stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL_SHARE * len(texts)
     known = Prefixes(stamped=stamped, year=year)
     bare = [record.text for line in texts for record in known.parse(0, line, Label())]
     rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
@@ -365,7 +365,7 @@ _TORCH_PREFIX = LazyPattern(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]:[ ]?")
 
 def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
     """Find torch's own prefix behind one that is too rare to be learned."""
-    prefix = _TORCH_PREFIX.search(text[: _NEAR + 20])
+    prefix = _TORCH_PREFIX.search(text[: _PREFIX_CHARACTERS_READ + 20])
     if prefix is None:
         return label, text, False
     return label._replace(rank=int(prefix["rank"])), text[prefix.end() :], True
@@ -381,8 +381,8 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     if _are_times_or_counters(matches):
         return False
     names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
-    is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
-    least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
+    is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL_SHARE * len(lines)
+    least = _MIN_LABELED_LINES_OF_RANKS if is_of_each_rank else _MIN_LABELED_LINES
     count = names.total()
     enough = max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
@@ -392,7 +392,7 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
         return len(before) * 2 > len(of_frames) and not any(names_none)
     # a single name that only a part of the lines has is that of a program which writes between
     # others
-    is_of_several = len(names) > 1 or count >= _NEARLY_ALL * len(lines)
+    is_of_several = len(names) > 1 or count >= _NEARLY_ALL_SHARE * len(lines)
     return count >= enough and is_of_several and (is_of_each_rank or len(names) * 2 <= count)
 
 
@@ -403,11 +403,11 @@ def _are_times_or_counters(matches: Sequence[re.Match[str]]) -> bool:
         return False
     numbers = [int(match["name"]) for match in numbered]
     times = sum(_MINUTES.match(match.string, match.end()) is not None for match in numbered)
-    if times >= _NEARLY_ALL * len(numbered) and max(numbers) < _HOURS:
+    if times >= _NEARLY_ALL_SHARE * len(numbered) and max(numbers) < _HOURS_PER_DAY:
         return True
     is_rising = all(earlier < later for earlier, later in itertools.pairwise(numbers))
     # tasks are numbered from 0, and a file of one task repeats its number
-    return len(numbers) >= _LEAST_LINES and is_rising and numbers[0] > 1
+    return len(numbers) >= _MIN_LABELED_LINES and is_rising and numbers[0] > 1
 
 
 def _is_prefix(text: str) -> bool:

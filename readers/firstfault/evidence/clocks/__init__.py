@@ -21,7 +21,7 @@ _MIN_COPY_DELAY_SECONDS = 60
 """
 _MAX_CLOCK_SENTENCES = 3
 """Maximum number of wrong clocks that get a separate sentence."""
-_NEVER = 1 << 100
+_NEVER_NS = 1 << 100
 """Later than any time."""
 
 
@@ -97,7 +97,7 @@ class Clocks:
             (failure, _get_clock(failure), self._on_storage(failure)) for failure in failures
         ]
         earliest = _Earliest(
-            (clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments
+            (clock, item.monotonic_ns, at.high if at else _NEVER_NS) for item, clock, at in moments
         )
         may_be_first = []
         for failure, clock, moment in moments:
@@ -120,7 +120,7 @@ class Clocks:
             (
                 _get_clock(item),
                 bound_failure_time(item.monotonic_ns or 0, item).low,
-                at.low if at else -_NEVER,
+                at.low if at else -_NEVER_NS,
             )
             for item, at in moments
         )
@@ -129,7 +129,7 @@ class Clocks:
             clock = _get_clock(failure)
             moment = self._on_storage(failure)
             there = earliest.elsewhere(clock)
-            here = not clock or (failure.monotonic_ns or 0) < earliest.own.get(clock, _NEVER)
+            here = not clock or (failure.monotonic_ns or 0) < earliest.own.get(clock, _NEVER_NS)
             return here and (there is None or (moment is not None and moment.high < there))
 
         return is_before_all
@@ -173,8 +173,8 @@ class _Earliest:
         self.own: dict[str, int] = {}
         stored: dict[str, int] = {}
         for clock, ticks, moment in moments:
-            self.own[clock] = min(ticks or 0, self.own.get(clock, _NEVER))
-            stored[clock] = min(moment, stored.get(clock, _NEVER))
+            self.own[clock] = min(ticks or 0, self.own.get(clock, _NEVER_NS))
+            stored[clock] = min(moment, stored.get(clock, _NEVER_NS))
         # two clocks are enough: `elsewhere` excludes one
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
