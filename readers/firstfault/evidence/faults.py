@@ -57,7 +57,7 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
     """
     diagnosis = demote_ranks_that_gave_up(_demote_ranks_after_peer_errors(diagnosis))
     waits, clocks = [judged.failure for judged in diagnosis.waits], diagnosis.clocks
-    is_before_waits = clocks.before_all(waits)
+    is_before_waits = clocks.make_before_all_check(waits)
     faults = tuple(
         judged
         for judged in diagnosis.classified
@@ -66,7 +66,7 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
     )
     # a rank had timed out before any fault was recorded: the wait explains the faults, not the
     # reverse
-    if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
+    if any(map(clocks.make_before_all_check([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=(*diagnosis.late, *faults))
     first = _choose_first(faults, clocks, diagnosis.blame_counts) if faults else None
     return replace(diagnosis, faults=faults, first=first)
@@ -166,7 +166,9 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
         # one cause
         first = diagnosis.clocks.may_be_first([judged.failure for judged in own])
         earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
-        is_before_all = diagnosis.clocks.before_all(earliest or [by.failure for by in own])
+        is_before_all = diagnosis.clocks.make_before_all_check(
+            earliest or [by.failure for by in own]
+        )
         prints = {by.failure.fingerprint for by in own} - {""}
         # Keep the rest as faults: a rank with the same fingerprint as an independent fault failed
         # for the same reason, and a rank that failed before all independent faults can't be their
@@ -270,7 +272,7 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             ends.setdefault(fault.failure.node, []).append(fault)
         elif not _is_terminated(fault) and not (
             fault.failure.node in earliest
-            and clocks.before(earliest[fault.failure.node].failure, fault.failure)
+            and clocks.is_before(earliest[fault.failure.node].failure, fault.failure)
         ):
             earliest[fault.failure.node] = fault
 
@@ -288,13 +290,13 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             is_exit
             and first is not None
             and _is_terminated(fault)
-            and clocks.before(first.failure, fault.failure)
+            and clocks.is_before(first.failure, fault.failure)
         ):
             return True
         return (
             is_exit
             and bool(gone)
-            and not any(clocks.before(fault.failure, end.failure) for end in gone)
+            and not any(clocks.is_before(fault.failure, end.failure) for end in gone)
         )
 
     return [fault for fault in faults if not follows(fault)]
@@ -340,7 +342,8 @@ def _drop_failures_that_blame_a_fault(
                 if repeated and repeated in text and repeated != text
             ]
         return any(
-            clocks.gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS for item in accused
+            clocks.get_min_gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS
+            for item in accused
         )
 
     return [fault for fault in faults if not accuses(fault)]

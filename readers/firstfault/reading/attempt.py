@@ -117,7 +117,9 @@ async def look(
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)
-    listing = await list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
+    listing = await list_everything(
+        store, layout, begun, fetch.find_part_starts(copies or {}, layout)
+    )
     return await _Look(
         *await fetch.with_copies(store, listing, copies), request, dict(known or {})
     ).read()
@@ -204,10 +206,10 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
     try:
         listing = await begin_listing(store, layout, start, selection.MAX_SMALL_ATTEMPT_FILES)
         newest = selection.find_newest_incarnations(listing)
-        first = selection.find_first_documents(listing, newest) if listing.in_order else []
-        if not first or listing.of_nodes:
+        first = selection.find_first_documents(listing, newest) if listing.is_sorted else []
+        if not first or listing.node_bundles:
             return None, listing
-        documents = await each(read, [*map(listing.item, first), *listing.stock])
+        documents = await each(read, [*map(listing.get_object, first), *listing.flyte_error_files])
     finally:
         await asyncio.gather(*early.values(), return_exceptions=True)
     opened = dict(zip(first, documents, strict=False))
@@ -220,13 +222,15 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         # be the root cause
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
-    more = " at least" if listing.rest is not None else ""
+    more = " at least" if listing.resume_name is not None else ""
     count = len(listing.documents)
     note = (
         f"only the first page of names was read ({count} documents{more}), and {len(first)} were"
         " opened"
     )
-    current = selection.list_round_documents(listing.documents, listing.last_round(), newest or {})
+    current = selection.list_round_documents(
+        listing.documents, listing.find_last_round(), newest or {}
+    )
     return (
         fetch.sorted_out(
             documents, notes=(note,), unopened=selection.summarize_unopened(current, opened)
@@ -284,7 +288,9 @@ class _Look:
         return self._assemble_job()
 
     async def _read_rest(self) -> None:
-        self._rest = await each(self._read, [*self._listing.others, *self._listing.stock])
+        self._rest = await each(
+            self._read, [*self._listing.unknown_documents, *self._listing.flyte_error_files]
+        )
 
     async def _read_restarts(self) -> None:
         self._restarts = await fetch.read_restarts(self._store, self._listing.restarts)
@@ -299,7 +305,7 @@ class _Look:
     async def _open(self, documents: Iterable[ListedDocument]) -> None:
         new = [document for document in documents if document not in self._opened]
         self._opened.update(
-            zip(new, await each(self._read, map(self._listing.item, new)), strict=True)
+            zip(new, await each(self._read, map(self._listing.get_object, new)), strict=True)
         )
 
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
@@ -408,7 +414,7 @@ class _Look:
         return replace(
             fetch.sorted_out([*self._opened.values(), *self._rest], notes, unopened),
             roster=tuple(self._roster.values()),
-            foreign=tuple(self._listing.foreign),
+            foreign=tuple(self._listing.foreign_files),
             unopened_history=sum(document not in self._opened for document in self._history),
             listed=frozenset(self._listed),
             stored=frozenset(

@@ -46,7 +46,7 @@ MAX_OPENED_BYTES = 1024 * 1024 * 1024
 _KEY = re.compile(rb"e1-[0-9a-z-]{60,160}\.pb")
 """Names of documents in the receipts of an encoded roster entry."""
 _DOCUMENTS_PER_PART, _ENTRIES_PER_PART = 900, 450
-"""Number of names between two cuts of a listing; a page has 1,000 names."""
+"""Number of names between two parts of a listing; a page has 1,000 names."""
 
 
 @dataclass
@@ -240,11 +240,11 @@ async def with_copies(
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
-    of_nodes = await _unpack_bundle(store, listing, listing.of_nodes)
+    of_nodes = await _unpack_bundle(store, listing, listing.node_bundles)
     if of_nodes:
         store = StoreWithCopies(store, of_nodes, store.uri)
         listing = await list_everything(store, listing.layout)
-    listed = [*listing.roster, *map(listing.item, listing.documents)] if copies else []
+    listed = [*listing.roster, *map(listing.get_object, listing.documents)] if copies else []
     # use a copy only if its size is still the object's: the object may have been overwritten since
     usable = [
         item for item in listed if item.name in copies and len(copies[item.name]) == item.size
@@ -271,7 +271,7 @@ async def _unpack_bundle(
     return {}
 
 
-def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
+def find_part_starts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
     """Return paths that split a listing into parts of about one page,
     from the names in the copies.
     """

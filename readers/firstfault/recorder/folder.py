@@ -13,17 +13,17 @@ from pathlib import Path
 
 from firstfault.recorder.spool import Spool
 
-DOCUMENT = "document.pb"
+DEATH_DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time, or empty
 if the agent ends normally.
 """
-PRESENCE = "presence.pb"
+DEATH_ROSTER_ENTRY = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed),
 without receipts and time.
 """
-WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
+WORKER_FILE_PREFIXES = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
-SESSIONS = "sessions.json"
+SESSIONS_FILE = "sessions.json"
 """In the node's folder: what `NodeFolder.note_sessions` keeps."""
 _MAX_REMOVAL_ATTEMPTS = 5
 """Most attempts to remove the folder."""
@@ -82,15 +82,15 @@ class NodeFolder:
             OSError: the file could not be written.
         """
         # Written whole or not at all: a full disk must not cost the list of before.
-        part = self.path / f"{SESSIONS}.part"
+        part = self.path / f"{SESSIONS_FILE}.part"
         part.write_text(json.dumps(sorted(sessions)), encoding="ascii")
-        part.replace(self.path / SESSIONS)
+        part.replace(self.path / SESSIONS_FILE)
 
     @property
     def sessions(self) -> frozenset[int]:
         """The sessions of workers that lead one."""
         try:
-            return frozenset(json.loads((self.path / SESSIONS).read_text(encoding="ascii")))
+            return frozenset(json.loads((self.path / SESSIONS_FILE).read_text(encoding="ascii")))
         except (OSError, ValueError):
             return frozenset()
 
@@ -124,7 +124,7 @@ class NodeFolder:
 
     @property
     def last_words(self) -> Spool:
-        """`DOCUMENT` and `PRESENCE`: written at the start of each round,
+        """`DEATH_DOCUMENT` and `DEATH_ROSTER_ENTRY`: written at the start of each round,
         uploaded if the agent dies.
         """
         return Spool(self.path / "last-words")

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from firstfault.recorder import time_limits
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, SESSIONS, NodeFolder
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY, SESSIONS_FILE, NodeFolder
 
 PREFIX = "firstfault-"
 """How the name of each node's folder begins."""
@@ -118,7 +118,11 @@ class FolderKeeper:
         """
         self._restore_folders()
         words = self._folder.last_words.folder
-        for file in (words / DOCUMENT, words / PRESENCE, self._folder.path / SESSIONS):
+        for file in (
+            words / DEATH_DOCUMENT,
+            words / DEATH_ROSTER_ENTRY,
+            self._folder.path / SESSIONS_FILE,
+        ):
             self._keep(file)
         if time.monotonic() - self._touched > time_limits.FOLDER_TOUCH_INTERVAL_SECONDS:
             self._touched = time.monotonic()
