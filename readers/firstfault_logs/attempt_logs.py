@@ -92,7 +92,7 @@ class Stream:
         """Name of the file."""
         return self.where[0]
 
-    def take(self, record: LogRecord, most: int, progress: Progress | None) -> None:
+    def take(self, record: LogRecord, max_characters: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
         if progress is not None:
             self.progress = progress
@@ -110,7 +110,7 @@ class Stream:
             self.completions.append(record)
         self.tail.append(record)
         self._size += len(record.text) + _LINE_OVERHEAD_CHARS
-        while self._size > most and len(self.tail) > 1:
+        while self._size > max_characters and len(self.tail) > 1:
             self._size -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
         if record.by_torch:
             self.by_torch.append(record)

@@ -196,29 +196,33 @@ class LogCollector:
             (*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries
         ]
         index = AttemptIndex(self._marks_by_node)
-        made = self._split(index)
+        attempts = self._split(index)
         # dropping starts shifts the numbers of later ones, so each pass drops only those that it
         # has looked at
-        while (empty := find_empty(made)) and index.drop_starts(empty):
+        while (empty := find_empty(attempts)) and index.drop_starts(empty):
             index = AttemptIndex(self._marks_by_node)
-            made = self._split(index)
-        return made
+            attempts = self._split(index)
+        return attempts
 
     def _split(self, index: AttemptIndex) -> list[Attempt]:
         everything = self._all
         if index.count == 1:
             return [everything]
-        made = [replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)]
+        attempts = [
+            replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)
+        ]
         for key, stream in everything.streams.items():
             for number, part in stream.parts(index).items():
-                made[number].streams[key] = part
+                attempts[number].streams[key] = part
         for file, node, report in everything.reports:
-            made[index.find_attempt((file, node), report.number)].reports.append(
+            attempts[index.find_attempt((file, node), report.number)].reports.append(
                 (file, node, report)
             )
         for file, node, entry in everything.entries:
-            made[index.find_attempt((file, node), entry.number)].entries.append((file, node, entry))
-        return made
+            attempts[index.find_attempt((file, node), entry.number)].entries.append(
+                (file, node, entry)
+            )
+        return attempts
 
     def _take(self, file: str, record: LogRecord) -> None:
         text = self._prefixed_tracebacks.cut(record.label, record.text)

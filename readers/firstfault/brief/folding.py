@@ -64,7 +64,7 @@ _MARKS = re.compile(r"^[\s^~]+$")
 """The line in which Python marks a part of the line above."""
 
 
-def drop_library_frames(lines: Sequence[str], most: int) -> list[int]:
+def drop_library_frames(lines: Sequence[str], max_lines: int) -> list[int]:
     """Return the indices of a traceback's lines to keep: without marks; if it's long,
     without libraries' frames.
 
@@ -72,10 +72,10 @@ def drop_library_frames(lines: Sequence[str], most: int) -> list[int]:
 
     Args:
         lines: of the traceback.
-        most: lines from which on it's long.
+        max_lines: with more lines it's long.
     """
     kept = [at for at, line in enumerate(lines) if not line.strip() or not _MARKS.match(line)]
-    if len(kept) <= most:
+    if len(kept) <= max_lines:
         return kept
     frames = [at for at in kept if _FRAME.match(lines[at])]
     return list(_without_library_code(lines, kept, frames[-1] if frames else -1))

@@ -139,13 +139,14 @@ def _weigh_by_order(lines: Iterable[str]) -> list[WeightedLine]:
     return list(enumerate(lines))
 
 
-def _weigh_ends(lines: Iterable[str], least: int = 0) -> list[WeightedLine]:
+def _weigh_ends(lines: Iterable[str], min_weight: int = 0) -> list[WeightedLine]:
     """Weigh lines by their distance from the nearer end; the end matters more,
     because it names the exception.
     """
     all_lines = list(lines)
     return [
-        (least + min(2 * at, len(all_lines) - 1 - at), line) for at, line in enumerate(all_lines)
+        (min_weight + min(2 * at, len(all_lines) - 1 - at), line)
+        for at, line in enumerate(all_lines)
     ]
 
 

@@ -105,9 +105,9 @@ def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
     return kept
 
 
-def shorten_traceback(lines: Sequence[QuotedLine], most: int) -> list[QuotedLine]:
+def shorten_traceback(lines: Sequence[QuotedLine], max_lines: int) -> list[QuotedLine]:
     """Return a traceback without marks and, if it's long, without libraries' frames."""
-    return [lines[at] for at in drop_library_frames([line.text for line in lines], most)]
+    return [lines[at] for at in drop_library_frames([line.text for line in lines], max_lines)]
 
 
 def format_clock(time_ns: int | None) -> str:

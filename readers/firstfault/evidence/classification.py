@@ -465,8 +465,12 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     # bug in the program, the connection to a child process, or the connection to an external
     # service
     if classification.role is Role.SECONDARY and not _is_about_group(exception):
-        told = find_causes(exception).informative
-        types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
+        informative_causes = find_causes(exception).informative
+        types = {
+            name.rsplit(".", 1)[-1]
+            for link in informative_causes
+            for name in (link.type, *link.bases)
+        }
         if types & _PROGRAM_ERROR_TYPES and not types & _TRANSPORT_ERROR_TYPES:
             why = "raised an exception that no transport raises"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
@@ -677,8 +681,8 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         why = _describe_signal(failure, signal)
         category = "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
-    if told := _classify_stderr_tail(failure, log, ended, signal):
-        return told
+    if judged := _classify_stderr_tail(failure, log, ended, signal):
+        return judged
     # watchdogs of other libraries abort without a message, too: the stacks alone don't show whether
     # the rank waited
     if signal == "SIGABRT" and failure.stack_dumps and aborted_without_reason(failure):
@@ -764,8 +768,8 @@ def prints_a_peers_error(stderr: str) -> bool:
     """Whether a process printed an error about a lost peer;
     notices about the job's store don't count.
     """
-    told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
-    return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
+    own_lines = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
+    return _classified(own_lines).pointer != Pointer(store=True) and names_a_peer(own_lines)
 
 
 def names_a_wait(exception: ExceptionInfo) -> bool:

@@ -149,11 +149,13 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     recorded, _ = group_progress([judged.failure for judged in diagnosis.workers])
     # for each group, the number of collectives that all members (with a flight recorder dump) have
     # called
-    least = [
+    called_by_all = [
         (min(item.enqueued for item in members.values()), members) for members in recorded.values()
     ]
     counts = {
-        (rank, item.group): count for count, members in least for rank, item in members.items()
+        (rank, item.group): count
+        for count, members in called_by_all
+        for rank, item in members.items()
     }
     met = ((judged, _explain_met_peer_error(judged, counts)) for judged in diagnosis.classified)
     late = {id(judged): why for judged, why in met if why}

@@ -117,14 +117,14 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     )
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
     elsewhere = _find_ranks_outside_collective(alive, met, diagnosis.waits)
-    apart = _find_diverged(recorded, printed)
+    diverged = _find_diverged(recorded, printed)
     # stacks, then counters, then weaker signs: a rank with several reasons gets all of them, in
     # this order
-    late, is_one_fault = find_ranks_behind(known, apart, find_message_peers(alive))
+    late, is_one_fault = find_ranks_behind(known, diverged, find_message_peers(alive))
     missing = _list_ranks_without_dump(alive)
     reasons = [
         *elsewhere,
-        *_flatten_diverged(apart),
+        *_flatten_diverged(diverged),
         *late.items(),
         *_find_ranks_without_dump(alive, missing, has_late=bool(late)),
         *_find_unstarted_ranks(recorded),
@@ -174,13 +174,13 @@ def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
         group: {**printed.get(group, {}), **recorded.get(group, {})}
         for group in sorted({*recorded, *printed})
     }
-    apart = _find_diverged(recorded, printed)
-    late, _ = find_ranks_behind(known, apart, find_message_peers(alive))
+    diverged = _find_diverged(recorded, printed)
+    late, _ = find_ranks_behind(known, diverged, find_message_peers(alive))
     waiting = {item.rank: item.why for item in find_stragglers(diagnosis) if item.rank is not None}
     split = {
         rank: f"the ranks of group {group} called different collectives"
-        for group in sorted(apart)
-        if not apart[group]
+        for group in sorted(diverged)
+        if not diverged[group]
         for rank in known[group]
     }
     uneven = {
@@ -190,7 +190,7 @@ def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
         for rank in members
     }
     reasons = (
-        OutOfStep(dict(_flatten_diverged(apart))),
+        OutOfStep(dict(_flatten_diverged(diverged))),
         OutOfStep(late, is_behind=True),
         OutOfStep(split, has_majority=False),
         OutOfStep(waiting, is_behind=True),

@@ -436,8 +436,8 @@ def _find_uncalled(
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
         # the count of the majority; without a majority, the highest
-        most, number = Counter(counts.values()).most_common(1)[0]
-        usual[group] = most if number * 2 > len(members) else max(counts.values())
+        usual_count, number = Counter(counts.values()).most_common(1)[0]
+        usual[group] = usual_count if number * 2 > len(members) else max(counts.values())
         # the first collective that completed on no rank: a rank that called it is waiting, even if
         # others are ahead
         first = 1 + max(
@@ -484,14 +484,14 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
             rank: item.enqueued if item.completed is None else item.completed
             for rank, item in members.items()
         }
-        most = max(ends.values())
+        max_count = max(ends.values())
         size = len(members)
         is_whole = set(get_members(members)) == members.keys()
         if not is_whole:
             continue
-        unseen = [rank for rank, progress in members.items() if _has_unseen(progress, most)]
+        unseen = [rank for rank, progress in members.items() if _has_unseen(progress, max_count)]
         unseen = unseen if len(unseen) * 2 <= size else []
-        ranks_behind += [(rank, RankBehind(group, ends[rank], most, size)) for rank in unseen]
+        ranks_behind += [(rank, RankBehind(group, ends[rank], max_count, size)) for rank in unseen]
         waits.update(
             rank
             for rank, progress in members.items()

@@ -184,11 +184,11 @@ class Prefilter:
 
     @cached_property
     def _build_filter(self) -> re2.Filter:
-        made = re2.Filter()
+        re2_filter = re2.Filter()
         for signature in self._signatures:
-            made.Add(_LINES + widen(signature.pattern.source), _build_options())
-        made.Compile()
-        return made
+            re2_filter.Add(_LINES + widen(signature.pattern.source), _build_options())
+        re2_filter.Compile()
+        return re2_filter
 
     def possible(self, text: bytes) -> list[Signature]:
         """Return the signatures that may fit a text,

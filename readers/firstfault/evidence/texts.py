@@ -209,10 +209,10 @@ _EXCEPTION_NAME = LazyPattern(r"""
 
 
 def _list_types(exception_type: str, bases: Iterable[str]) -> set[str]:
-    given = [name for name in (exception_type, *bases) if name]
-    names = {re.split(r"\.|::", name)[-1] for name in given}
+    type_names = [name for name in (exception_type, *bases) if name]
+    names = {re.split(r"\.|::", name)[-1] for name in type_names}
     # a class that is defined in a function has "<locals>" in its name
-    if any(_EXCEPTION_NAME.fullmatch(name.replace("<locals>.", "")) for name in given):
+    if any(_EXCEPTION_NAME.fullmatch(name.replace("<locals>.", "")) for name in type_names):
         names.add(ANY_EXCEPTION)
     return names
 

@@ -76,7 +76,7 @@ def start_recorder(
     """
     folder = NodeFolder(_make_folder())
     lock = lock_folder(folder.path)
-    held = (lock.descriptor,) if lock is not None else ()
+    kept_descriptors = (lock.descriptor,) if lock is not None else ()
     try:
         (folder.path / "spool").mkdir()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _signals_blocked():
@@ -103,7 +103,7 @@ def start_recorder(
                 ],
                 stdin=subprocess.DEVNULL,
                 close_fds=True,
-                pass_fds=(listener.fileno(), *held),
+                pass_fds=(listener.fileno(), *kept_descriptors),
                 start_new_session=own_session,
             )
     except BaseException:

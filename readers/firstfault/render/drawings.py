@@ -143,7 +143,7 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
         # the latest failure is at the right end of the axis, where one bar too many would begin
         index = min(int((scale.x(event.at_ns or 0) - _AXIS_LEFT) / width), _HISTOGRAM_BARS - 1)
         by_bar[index][event.state].append(event.at_ns or 0)
-    most = max(sum(map(len, states.values())) for states in by_bar.values())
+    max_failures = max(sum(map(len, states.values())) for states in by_bar.values())
     # each state in a bar is at least `_MIN_BAR_HEIGHT` high, so the highest bar may exceed
     # `_HISTOGRAM_HEIGHT` by this much
     base = _TOP_MARGIN + _HISTOGRAM_HEIGHT + len(State) * _MIN_BAR_HEIGHT
@@ -153,7 +153,7 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
         for state in sorted(states, key=list(State).index):
             at = states[state]
             # next to thousands of victims one root cause would be too low to see
-            height = round(max(len(at) / most * _HISTOGRAM_HEIGHT, _MIN_BAR_HEIGHT), 1)
+            height = round(max(len(at) / max_failures * _HISTOGRAM_HEIGHT, _MIN_BAR_HEIGHT), 1)
             foot = round(foot - height, 1)
             when = " to ".join(dict.fromkeys([_format_tick(min(at)), _format_tick(max(at))]))
             x = round(_AXIS_LEFT + index * width, 1)
@@ -167,7 +167,7 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
         scale.x(0),
         untimed,
         bars=tuple(bars),
-        most=most,
+        most=max_failures,
         base=base,
     )
 

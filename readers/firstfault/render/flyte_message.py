@@ -57,8 +57,8 @@ def flyte_message(report: Report) -> str:
                 f"{parts.message.title}:", parts.message.text, max(room, _MIN_QUOTE_CHARACTERS)
             ),
         )
-    apart = itertools.chain.from_iterable(("", block) for block in blocks)
-    text = "\n".join([*facts, *apart, *details, *tail])
+    separated = itertools.chain.from_iterable(("", block) for block in blocks)
+    text = "\n".join([*facts, *separated, *details, *tail])
     if len(text) <= _MAX_MESSAGE_CHARACTERS:
         return text
     # many long facts may still exceed the limit; 50 characters are for the line in the middle

@@ -89,9 +89,13 @@ def _memory_text(resources: Resources) -> str:
     if peak is None or limit is None:
         return "out of memory"
     used = size(peak)
-    most = size(limit)
+    limit_size = size(limit)
     number, _, unit = used.partition(" ")
-    text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
+    text = (
+        f"{number} of {limit_size}"
+        if limit_size.endswith(f" {unit}")
+        else f"{used} of {limit_size}"
+    )
     # the OOM killer also acts if the whole machine is out of memory; then the process is far from
     # its own limit
     return (

@@ -141,8 +141,8 @@ def find_completion(attempt: Attempt) -> CompletionProof | None:
 
 def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | None:
     """Return the proof in the lines of one file."""
-    most = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
-    tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
+    max_lines = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
+    tails = [list(itertools.islice(reversed(stream.tail), max_lines))[::-1] for stream in streams]
     tail = sorted(itertools.chain.from_iterable(tails), key=lambda record: record.number)
     last_step = _find_last_step(streams, tail)
     opening = attempt.openings.get(streams[0].file, [])

@@ -382,9 +382,9 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
         return False
     names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL_SHARE * len(lines)
-    least = _MIN_LABELED_LINES_OF_RANKS if is_of_each_rank else _MIN_LABELED_LINES
+    min_lines = _MIN_LABELED_LINES_OF_RANKS if is_of_each_rank else _MIN_LABELED_LINES
     count = names.total()
-    enough = max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
+    enough = max(min_lines, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
         labeled = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in labeled if _is_prefix(text[match.end() :])]

@@ -64,18 +64,18 @@ class Clocks:
         None if a failure has no recorded time, or the offset of a node's clock isn't known.
         """
         if _share_a_clock(first, second):
-            apart = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
-            return Interval(apart, apart)
+            gap_ns = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
+            return Interval(gap_ns, gap_ns)
         if first.timestamp_ns is None or second.timestamp_ns is None:
             return None
-        apart = second.timestamp_ns - first.timestamp_ns
+        gap_ns = second.timestamp_ns - first.timestamp_ns
         if first.node and first.node == second.node and first.boot_id == second.boot_id:
-            return Interval(apart, apart)
+            return Interval(gap_ns, gap_ns)
         one = self.get_offset(first.node)
         other = self.get_offset(second.node)
         if not (one.is_known and other.is_known):
             return None
-        return Interval(apart + one.low - other.high, apart + one.high - other.low)
+        return Interval(gap_ns + one.low - other.high, gap_ns + one.high - other.low)
 
     @staticmethod
     def get_max_notice_delay_ns(failure: WorkerError) -> int:
