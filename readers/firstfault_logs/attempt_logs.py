@@ -81,10 +81,10 @@ class Stream:
     """The first line of each of the last steps."""
     declared_ranks: set[int] = field(default_factory=set)
     """Ranks that it printed as its own. With several ranks, several processes share it."""
-    _size: int = 0
-    _since: int = 0
+    _tail_characters: int = 0
+    _lines_since_traceback: int = 0
     """Lines since the last traceback began."""
-    _named: bool = True
+    _has_exception_name: bool = True
     """Whether the last traceback has named its exception."""
 
     @property
@@ -109,21 +109,21 @@ class Stream:
             )
             self.completions.append(record)
         self.tail.append(record)
-        self._size += len(record.text) + _LINE_OVERHEAD_CHARS
-        while self._size > max_characters and len(self.tail) > 1:
-            self._size -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
+        self._tail_characters += len(record.text) + _LINE_OVERHEAD_CHARS
+        while self._tail_characters > max_characters and len(self.tail) > 1:
+            self._tail_characters -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
         if record.by_torch:
             self.by_torch.append(record)
         names_a_rank = "ank" in record.text or "process_in" in record.text
         if names_a_rank and (declared := DECLARED_RANK.match(record.text)):
             self.declared_ranks.add(int(declared["rank"]))
-        self._excerpt(record)
+        self._add_to_excerpts(record)
 
     def has_steps_after(self, number: int) -> bool:
         """Whether several steps were printed below a line."""
         return len(self.last_steps) == STEPS_PROVING_SURVIVAL and self.last_steps[0].number > number
 
-    def parts(self, index: AttemptIndex) -> dict[int, Stream]:
+    def split_by_attempt(self, index: AttemptIndex) -> dict[int, Stream]:
         """Return what was printed in each attempt, by its number."""
         streams: dict[int, Stream] = {}
 
@@ -157,30 +157,32 @@ class Stream:
             part(step.number).last_steps.append(step)
         return streams
 
-    def _excerpt(self, record: LogRecord) -> None:
-        self._since += 1
+    def _add_to_excerpts(self, record: LogRecord) -> None:
+        self._lines_since_traceback += 1
         is_begin = TRACEBACK in record.text
         if is_begin and not self._is_linked(record.text):
-            mixed = not self._named and self._since < _MAX_EXCERPT_LINES
-            if mixed and self.excerpts:
+            is_mixed = (
+                not self._has_exception_name and self._lines_since_traceback < _MAX_EXCERPT_LINES
+            )
+            if is_mixed and self.excerpts:
                 self.excerpts[-1].is_mixed = True
             above = list(self.tail)[-2:-1]
             del self.excerpts[_MAX_EXCERPTS // 2 : -_MAX_EXCERPTS // 2]
-            self.excerpts.append(Excerpt([*above, record], is_mixed=mixed))
-            self._since, self._named = 0, False
-        elif self.excerpts and self._since <= _MAX_EXCERPT_LINES:
+            self.excerpts.append(Excerpt([*above, record], is_mixed=is_mixed))
+            self._lines_since_traceback, self._has_exception_name = 0, False
+        elif self.excerpts and self._lines_since_traceback <= _MAX_EXCERPT_LINES:
             self.excerpts[-1].lines.append(record)
-            self._named = self._named or (
+            self._has_exception_name = self._has_exception_name or (
                 bool(record.text.strip()) and not record.text[:1].isspace()
             )
 
     def end_excerpt(self) -> None:
         """Leave out of the last traceback what follows: the last line is another process's."""
-        if self.excerpts and self._since <= _MAX_EXCERPT_LINES:
-            self._since, self._named = _MAX_EXCERPT_LINES + 1, True
+        if self.excerpts and self._lines_since_traceback <= _MAX_EXCERPT_LINES:
+            self._lines_since_traceback, self._has_exception_name = _MAX_EXCERPT_LINES + 1, True
 
     def _is_linked(self, text: str) -> bool:
-        if not self.excerpts or self._since > _MAX_EXCERPT_LINES:
+        if not self.excerpts or self._lines_since_traceback > _MAX_EXCERPT_LINES:
             return False
         above = (record.text for record in self.excerpts[-1].lines[-4:])
         return any(map(_CHAINED_TRACEBACK.search, (text, *above)))

@@ -35,7 +35,7 @@ _LINES_READ_AHEAD = 1000
 _TAIL_CHARS = 32 * 1024
 """Characters of the end of what each label printed."""
 _SMALL_TAIL_CHARS = 4 * 1024
-_MANY_STREAMS = 512
+_MAX_STREAMS_WITH_LONG_TAILS = 512
 """With more labels than this, less of each is kept."""
 _MAX_STREAMS = 20_000
 """Labels of one attempt; further ones are merged."""
@@ -212,7 +212,7 @@ class LogCollector:
             replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)
         ]
         for key, stream in everything.streams.items():
-            for number, part in stream.parts(index).items():
+            for number, part in stream.split_by_attempt(index).items():
                 attempts[number].streams[key] = part
         for file, node, report in everything.reports:
             attempts[index.find_attempt((file, node), report.number)].reports.append(
@@ -265,7 +265,9 @@ class LogCollector:
         if not is_report:
             stream.take(
                 record,
-                _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS,
+                _TAIL_CHARS
+                if len(everything.streams) < _MAX_STREAMS_WITH_LONG_TAILS
+                else _SMALL_TAIL_CHARS,
                 progress,
             )
 

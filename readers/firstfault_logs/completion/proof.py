@@ -57,7 +57,7 @@ MAX_LATER_LINES = 40
 _MIN_RANKS = 2
 _MAX_TAIL_LINES = 1000
 """Lines at the end of each stream that are weighed; of many streams, fewer."""
-_MANY_STREAMS = 64
+_MAX_STREAMS_WITH_LONG_TAILS = 64
 _MAX_LINES_DOUBTED = 100
 """Lines above a result in which a failure takes its value away."""
 
@@ -141,7 +141,7 @@ def find_completion(attempt: Attempt) -> CompletionProof | None:
 
 def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | None:
     """Return the proof in the lines of one file."""
-    max_lines = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
+    max_lines = _MAX_TAIL_LINES if len(streams) <= _MAX_STREAMS_WITH_LONG_TAILS else MAX_LATER_LINES
     tails = [list(itertools.islice(reversed(stream.tail), max_lines))[::-1] for stream in streams]
     tail = sorted(itertools.chain.from_iterable(tails), key=lambda record: record.number)
     last_step = _find_last_step(streams, tail)
