@@ -12,7 +12,7 @@ import pytest
 from firstfault.model import Writer
 from firstfault.recorder import folder_keeper
 from firstfault.recorder.client import RecorderClient
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY, NodeFolder
 from firstfault.recorder.folder_keeper import FolderKeeper
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -26,9 +26,10 @@ pytestmark = pytest.mark.slow
 
 def write_last_words(folder: NodeFolder) -> None:
     folder.last_words.add(
-        DOCUMENT, encode(make_error(None, at_ms=None, exception=None, message="the agent died"))
+        DEATH_DOCUMENT,
+        encode(make_error(None, at_ms=None, exception=None, message="the agent died")),
     )
-    folder.last_words.add(PRESENCE, encode_presence(make_presence(timestamp_ns=None)))
+    folder.last_words.add(DEATH_ROSTER_ENTRY, encode_presence(make_presence(timestamp_ns=None)))
 
 
 def clean_unlocked(folder: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_cleaner_that_knows_no_locks(agent: StartAgent, out: Prefix, short: st
     """
     dying = agent(out.uri)
     folder = dying.folder
-    words = folder.last_words.folder / DOCUMENT
+    words = folder.last_words.folder / DEATH_DOCUMENT
 
     def is_restored() -> bool:
         """Clean until the recorder had seen the last words before."""
@@ -144,7 +145,7 @@ def test_an_end_that_is_no_death(agent: StartAgent, out: Prefix) -> None:
     ending = agent(out.uri)
     write_last_words(ending.folder)
     RecorderClient(ending.folder).resources(HANG_S)
-    ending.folder.last_words.add(DOCUMENT, b"")
+    ending.folder.last_words.add(DEATH_DOCUMENT, b"")
     ending.kill()
     ending.wait_for_recorder()
     assert out.failures() == []

@@ -474,8 +474,8 @@ def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> N
         )
     job = make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
     assert len(job.failures) == 1
-    assert (Clocks(job).sentences(), find_clock_warnings(job.failures)) == ([], [])
-    assert Clocks(job).offset("worker-0").is_known
+    assert (Clocks(job).describe_wrong_clocks(), find_clock_warnings(job.failures)) == ([], [])
+    assert Clocks(job).get_offset("worker-0").is_known
 
 
 _MOMENTS = st.builds(
@@ -494,11 +494,11 @@ _MOMENTS = st.builds(
 def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.WorkerError) -> None:
     """What one pass tells is the same as comparing each failure with each."""
     clocks = Clocks(make_job(*failures))
-    assert clocks.before_all(failures)(other) is all(
-        clocks.before(other, failure) for failure in failures
+    assert clocks.make_before_all_check(failures)(other) is all(
+        clocks.is_before(other, failure) for failure in failures
     )
     assert clocks.may_be_first(failures) == [
-        not any(clocks.before(one, failure) for one in failures) for failure in failures
+        not any(clocks.is_before(one, failure) for one in failures) for failure in failures
     ]
 
 

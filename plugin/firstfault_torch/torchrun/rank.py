@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from firstfault.model import NodePresence, Phase, Place, Subject, Writer
-from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY
 from firstfault.recorder.process import start_recorder
 from firstfault.run_folder import begin_run
 from firstfault.slurm_pointer import leave_pointer
@@ -123,7 +123,7 @@ def record_exec() -> None:
             and monitor.node_context.files is not None
         ):
             folder = monitor.node_context.files.last_words.folder
-            for name in (DOCUMENT, PRESENCE) if not _suspended_last_words else ():
+            for name in (DEATH_DOCUMENT, DEATH_ROSTER_ENTRY) if not _suspended_last_words else ():
                 with contextlib.suppress(FileNotFoundError):
                     _suspended_last_words[name] = (folder / name).read_bytes()
             _replace_last_words(
@@ -185,8 +185,10 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
         subject=Subject.WORKER,
         signal="SIGKILL",
     )
-    process.folder.last_words.add(DOCUMENT, encode(killed))
-    process.folder.last_words.add(PRESENCE, encode_presence(_build_presence(Phase.FAILED, place)))
+    process.folder.last_words.add(DEATH_DOCUMENT, encode(killed))
+    process.folder.last_words.add(
+        DEATH_ROSTER_ENTRY, encode_presence(_build_presence(Phase.FAILED, place))
+    )
     # In the background: the storage or the name service may be slow, and the program must start.
     start_in_thread(partial(_announce, node_context, place), "announcing this rank")
     return monitor
@@ -284,6 +286,6 @@ def _replace_last_words(node_context: NodeContext, presence: NodePresence) -> No
         last_words = node_context.files.last_words
         # If the process is killed between these steps, the document about a SIGKILL is still
         # uploaded.
-        last_words.add(PRESENCE, encode_presence(presence))
+        last_words.add(DEATH_ROSTER_ENTRY, encode_presence(presence))
         # Emptied, not removed: the recorder restores what a cleaner of /tmp has removed.
-        last_words.add(DOCUMENT, b"")
+        last_words.add(DEATH_DOCUMENT, b"")
