@@ -116,9 +116,17 @@ def test_a_repeated_fault_ends_the_retries(repeated: tuple[str, list[str]]) -> N
 def test_a_failure_with_a_budget_of_its_own_is_not_judged(unjudged: Path) -> None:
     """After a preemption the next attempt is judged as if none was before it."""
     training = _begin_first_attempt(unjudged)
-    assert training.judge(is_charged=False) == ""
+    assert training.judge(lambda: False) == ""
     assert training.judge() == "", "it was this failure's turn"
     training.begin_attempt(RANKS)
+    assert training.judge() == ""
+
+
+def test_a_launcher_that_cannot_be_asked_is_asked_once(unjudged: Path) -> None:
+    """An attempt whose kind of failure is unknown isn't judged later, either."""
+    training = _begin_first_attempt(unjudged)
+    with pytest.raises(AttributeError):
+        training.judge(lambda: Integration().has_preempted_worker())  # type: ignore[attr-defined]
     assert training.judge() == ""
 
 

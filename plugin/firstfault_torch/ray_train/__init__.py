@@ -80,7 +80,7 @@ class StopRepeatedFaults(Integration, ControllerCallback, WorkerGroupCallback, W
         with suppress_internal_errors("looking for failed workers"):
             # Ray keeps polling a preempted group until all of its ranks have ended.
             if self.run and worker_group_status.errors:
-                report = self.judge(is_charged=not _is_preempted(worker_group_status))
+                report = self.judge(lambda: not _is_preempted(worker_group_status))
         if report:
             raise TrainingStoppedError(report)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -97,20 +98,20 @@ class Integration:
         OWN_RANK.append((own_rank, local_rank, ranks))
         rank.begin()
 
-    def judge(self, *, is_charged: bool = True) -> str:
+    def judge(self, is_charged: Callable[[], bool] = lambda: True) -> str:
         """Conclude on the attempt, which has failed, and log the report. Return the report if a
         retry would only repeat the fault, else "": then the launcher decides.
 
         Only the first call for an attempt concludes: launchers report a failure until all ranks
-        have ended. `is_charged` is False if the launcher has a separate budget for this failure, as
-        for preemptions: then nothing is judged.
+        have ended. `is_charged` returns False if the launcher has a separate budget for this
+        failure, as for preemptions: then nothing is judged.
         """
         if self._is_judged or not self.run:
             return ""
         self._is_judged = True
         previous = self._previous
         self._previous = None
-        if not is_charged:
+        if not is_charged():
             return ""
         # It returns its results: after the timeout its thread stays behind, while the next attempt
         # begins.
