@@ -34,16 +34,19 @@ recording of a rank. If the variable is unset or empty, each entry point has its
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """The agent's process id, set by the agent for a worker that is a program: the process that it
 starts. Or `RANK`, the rank's process as `identify` names it, `OWN_RANK`'s numbers, `BEGAN`'s time,
-and perhaps `_BELOW`, and `LOADED` or `_TRAINS`.
+and perhaps `_BELOW_RANK_MARK`, and `LOADED_MARK` or `_TRAINING_MARK`.
 """
 RANK = "rank"
+"""The module of `firstfault_torch.torchrun` for a rank without an agent; and the first word of
+`WORKER_VARIABLE` in the processes that such a rank starts.
+"""
 _SCRIPT = "script"
 """The module for a worker that is a program."""
-LOADED, _TRAINS = "loaded", "trains"
+LOADED_MARK, _TRAINING_MARK = "loaded", "trains"
 """What the rank's process had done when it started another one: imported torch;
 made a process group.
 """
-_BELOW = "below"
+_BELOW_RANK_MARK = "below"
 """The rank's process was itself started by another one of this rank; see `STARTED_BY_RANK`."""
 AGENT_VARIABLE = "FIRSTFAULT_AGENT"
 """The agent's process as `identify` names it, set by the agent for its workers."""
@@ -61,27 +64,31 @@ _LAUNCHERS = (
 )
 """The variables of a process's rank, local rank and world size, by launcher."""
 OWN_RANK: list[tuple[int | None, int, int]] = []
-"""What `rank_of` returned when this process began as a rank; the program may set other variables.
+"""What `read_rank_numbers` returned when this process began as a rank; later the program may set
+other variables.
 """
 BEGAN: list[int] = []
 """When that was, nanoseconds since the Unix epoch."""
 STARTED_BY_RANK: list[int] = []
-"""The id of this process, if another one of its rank started it before that one had imported torch.
+"""The id of this process, if another one of its rank started it before that one had imported torch;
+else empty.
 """
 IN_PROGRAM: list[int] = []
 """The id of the worker, if this process is one that is a program. A forked child inherits it,
 so compare it.
 """
 _PR_SET_PDEATHSIG = 1
-_MS = 1_000_000
-_HELPERS = ("from multiprocessing.", "firstfault.recorder")
+_NS_PER_MS = 1_000_000
+_HELPER_ARGUMENTS = ("from multiprocessing.", "firstfault.recorder")
 """Beginnings of arguments of Python in processes that a library starts:
 they're part of the rank in any case.
 """
-_EXEC, _KILL = "os.exec", "os.kill"
-_STARTS = frozenset(("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"))
+_EXEC_EVENT, _KILL_EVENT = "os.exec", "os.kill"
+_START_EVENTS = frozenset(
+    ("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty")
+)
 """Audit events before another process is started."""
-_GROUPS = "torch.distributed.distributed_c10d"
+_C10D_MODULE = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""
 
 
@@ -101,8 +108,8 @@ def is_off() -> bool:
 
 
 def begin_worker() -> None:
-    """Record what ends this process, if it is a worker: before its first line runs,
-    and without a frame in it.
+    """Record what ends this process, if it is a worker or a rank's process. Python's `site` calls
+    this before the program's first line, so no traceback of the program has a frame of it.
     """
     if os.environ.get(WORKER_VARIABLE, "").startswith(RANK):
         _begin_rank(is_asked=False)
@@ -135,43 +142,43 @@ def _begin_rank(*, is_asked: bool) -> None:
     """
     if OWN_RANK or is_off() or is_in_worker():
         return
-    mine = rank_of(os.environ)
-    words = os.environ.get(WORKER_VARIABLE, "").split()[1:]
-    setter = " ".join(words[:2])
-    inherited = words[2:5]
-    began = words[5:6]
-    marks = words[6:]
-    at = int(mine[0] is None)  # without a rank, the local rank
-    is_same_rank = inherited[at : at + 1] == [str(mine[at])]
+    own_numbers = read_rank_numbers(os.environ)
+    fields = os.environ.get(WORKER_VARIABLE, "").split()[1:]
+    marked_process = " ".join(fields[:2])
+    marked_numbers = fields[2:5]
+    marked_begin = fields[5:6]
+    marks = fields[6:]
+    index = int(own_numbers[0] is None)  # without a rank, the local rank
+    is_same_rank = marked_numbers[index : index + 1] == [str(own_numbers[index])]
     # of this process, before it became another program by exec
-    is_late = False
-    is_below = _BELOW in marks
-    if setter != identify(os.getpid()):
-        is_below = False
-        if is_ancestor(setter):
+    has_torch_above = False
+    is_started_by_rank = _BELOW_RANK_MARK in marks
+    if marked_process != identify(os.getpid()):
+        is_started_by_rank = False
+        if is_ancestor(marked_process):
             # Another rank: Lightning starts the other ranks of a node from the first one.
-            is_helper = any(word.startswith(_HELPERS) for word in sys.orig_argv)
-            if is_same_rank and (_TRAINS in marks or is_helper):
+            is_helper = any(word.startswith(_HELPER_ARGUMENTS) for word in sys.orig_argv)
+            if is_same_rank and (_TRAINING_MARK in marks or is_helper):
                 return
             # If the process above has imported torch, it may train, or only have counted the GPUs.
             # So this one counts only with a process group, and if it fails.
-            is_late = is_same_rank and LOADED in marks
-            is_below = is_same_rank and not is_late
+            has_torch_above = is_same_rank and LOADED_MARK in marks
+            is_started_by_rank = is_same_rank and not has_torch_above
         elif not is_asked:
             # a job that a rank has submitted, or a daemon: the variable isn't about it
             return
-    OWN_RANK.append(mine)
+    OWN_RANK.append(own_numbers)
     BEGAN.append(time.time_ns())
-    if is_below:
+    if is_started_by_rank:
         STARTED_BY_RANK.append(os.getpid())
         # The kernel's time is a multiple of 10 ms, rounded down, and may lie before the beginning
         # of the one above.
-        before_ns = int(began[0]) if began and began[0].isdecimal() else 0
-        BEGAN[-1] = min(max(_find_start_ns(), before_ns + _MS), BEGAN[-1])
-    if is_late:
+        before_ns = int(marked_begin[0]) if marked_begin and marked_begin[0].isdecimal() else 0
+        BEGAN[-1] = min(max(_find_start_ns(), before_ns + _NS_PER_MS), BEGAN[-1])
+    if has_torch_above:
         _watch_exception(RANK, _has_group)
         return
-    mark_rank(*((LOADED,) if _GROUPS in sys.modules else ()))
+    mark_rank(*((LOADED_MARK,) if _C10D_MODULE in sys.modules else ()))
     _watch_starts()
     _watch(RANK)
 
@@ -181,7 +188,7 @@ def mark_rank(*marks: str) -> None:
     and what it has done.
     """
     numbers = (*OWN_RANK[-1], BEGAN[-1]) if OWN_RANK and BEGAN else ()
-    below = (_BELOW,) if os.getpid() in STARTED_BY_RANK else ()
+    below = (_BELOW_RANK_MARK,) if os.getpid() in STARTED_BY_RANK else ()
     os.environ[WORKER_VARIABLE] = " ".join(
         (RANK, identify(os.getpid()), *map(str, (*numbers, *below, *marks)))
     )
@@ -191,7 +198,7 @@ def has_trained() -> bool:
     """Whether this rank's process has a process group,
     or had one when it started or signalled another process.
     """
-    return _has_group() or os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS)
+    return _has_group() or os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINING_MARK)
 
 
 def is_in_worker() -> bool:
@@ -241,8 +248,10 @@ def _read_stat(process: int) -> list[str]:
         return []
 
 
-def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
-    """Return rank, local rank and world size from a launcher's variables, None or 0 if unknown."""
+def read_rank_numbers(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
+    """Return rank, local rank and world size from a launcher's variables. An unknown rank is None;
+    an unknown local rank or world size is 0.
+    """
 
     def number(name: str) -> int:
         text = environment.get(name, "")
@@ -259,27 +268,27 @@ def _watch(module: str) -> None:
     """Let a module of `firstfault_torch.torchrun` record what ends this process."""
     worker = os.getpid()
 
-    def ends() -> None:
-        if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
+    def at_exit() -> None:
+        if os.getpid() == worker and _C10D_MODULE in sys.modules and not hasattr(sys, "last_value"):
             _call(module, "record_exit")
 
-    def finishes() -> None:
-        if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
+    def at_finish() -> None:
+        if os.getpid() == worker and _C10D_MODULE in sys.modules and not hasattr(sys, "last_value"):
             _call(module, "record_finish")
 
     _watch_exception(module)
-    atexit.register(ends)
+    atexit.register(at_exit)
     if module == _SCRIPT:
         # Python calls this when the program has ended, and then waits for its threads, such as one
         # that writes a checkpoint. The function that was registered last is called after that,
         # before any of the program's own.
         with contextlib.suppress(AttributeError):
-            threading._register_atexit(atexit.register, finishes)  # type: ignore[attr-defined]  # noqa: SLF001
-    if _GROUPS in sys.modules:
+            threading._register_atexit(atexit.register, at_finish)  # type: ignore[attr-defined]  # noqa: SLF001
+    if _C10D_MODULE in sys.modules:
         _call(module, "begin")
         return
     finders: list[Any] = sys.meta_path
-    finders.insert(0, _WhenImported(_GROUPS, lambda: _call(module, "begin")))
+    finders.insert(0, _WhenImported(_C10D_MODULE, lambda: _call(module, "begin")))
 
 
 def _call(module: str, name: str, *args: Any) -> None:
@@ -290,8 +299,8 @@ def _call(module: str, name: str, *args: Any) -> None:
         getattr(import_module(f"firstfault_torch.torchrun.{module}"), name)(*args)
 
 
-def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> None:
-    """Let a module record the exception that ends this process, if it `counts` then."""
+def _watch_exception(module: str, is_relevant: Callable[[], bool] = lambda: True) -> None:
+    """Let a module record the exception that ends this process, if it `is_relevant` then."""
     worker = os.getpid()
     main = threading.get_ident()
 
@@ -301,7 +310,7 @@ def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> 
         # an exception and the program continues.
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
-        if sys._getframe().f_back is None and counts():  # noqa: SLF001 - the public way is slower
+        if sys._getframe().f_back is None and is_relevant():  # noqa: SLF001 - the public way is slower
             _call(module, "record_exception", args[2])
             if type(args[2]) is KeyboardInterrupt:
                 # Python ends by SIGINT after it, unless other code, such as an import, was executed
@@ -314,41 +323,41 @@ def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> 
 
 
 def _watch_starts() -> None:
-    """Tell the processes that this rank starts whether it trains,
-    and follow it when it becomes another program.
+    """Keep the mark in the environment up to date, by which the processes that this rank starts
+    see whether it trains; and record when it becomes another program by exec.
     """
     worker = os.getpid()
-    leaving: list[int] = []  # the thread that has called exec
+    exec_threads: list[int] = []  # the thread that has called exec, while it may still fail
 
     def audit(event: str, _args: tuple[Any, ...]) -> None:
-        is_about_process = event in _STARTS or event == _KILL
-        if not (is_about_process or event == _EXEC or leaving) or os.getpid() != worker:
+        is_about_process = event in _START_EVENTS or event == _KILL_EVENT
+        if not (is_about_process or event == _EXEC_EVENT or exec_threads) or os.getpid() != worker:
             return
-        if event == _EXEC:
+        if event == _EXEC_EVENT:
             # What follows raises events, too. They don't mean that exec has failed.
-            leaving.clear()
+            exec_threads.clear()
             mark_rank()
-            if _GROUPS in sys.modules:
+            if _C10D_MODULE in sys.modules:
                 _call(RANK, "record_exec")
-            leaving.append(threading.get_ident())
-        elif leaving == [threading.get_ident()]:  # the thread goes on: exec has failed
-            leaving.clear()
-            if _GROUPS in sys.modules:
-                mark_rank(LOADED)
+            exec_threads.append(threading.get_ident())
+        elif exec_threads == [threading.get_ident()]:  # the thread goes on: exec has failed
+            exec_threads.clear()
+            if _C10D_MODULE in sys.modules:
+                mark_rank(LOADED_MARK)
                 _call(RANK, "record_failed_exec")
         elif (
             is_about_process
-            and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS)
+            and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINING_MARK)
             and _has_group()
         ):
             # also before it ends a helper: at the rank's own end, the group may be gone
-            mark_rank(_TRAINS)
+            mark_rank(_TRAINING_MARK)
 
     sys.addaudithook(audit)
 
 
 def _has_group() -> bool:
-    groups = sys.modules.get(_GROUPS)
+    groups = sys.modules.get(_C10D_MODULE)
     return groups is not None and getattr(groups, "is_initialized", bool)()
 
 
@@ -412,8 +421,8 @@ def without_collections() -> Iterator[None]:
 
 
 def handler() -> Callable[..., Any]:
-    """Return a creator of rendezvous handlers, as torch asks for;
-    and let firstfault run the workers, if it shall.
+    """Return a function that creates rendezvous handlers, as torch asks for. If the switch is on,
+    the first handler that torch's launcher creates makes firstfault's agent replace torch's.
     """
     from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415 - as above
         rendezvous_handler_registry,
@@ -428,9 +437,11 @@ def handler() -> Callable[..., Any]:
             registry.create_handler = create
             try:
                 with without_collections():
-                    from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
+                    from firstfault_torch.torchrun.agent import (  # noqa: PLC0415 - as above
+                        replace_launcher_agent,
+                    )
 
-                stand_in()
+                replace_launcher_agent()
             except Exception as error:  # noqa: BLE001
                 # an image that breaks firstfault must not end its jobs
                 import logging  # noqa: PLC0415 - as above

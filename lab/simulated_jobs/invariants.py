@@ -81,7 +81,9 @@ def _check_grace(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     """After a signal as the first cause, the workers of all nodes have the same time to end."""
     causes = [fault for fault in job.faults if fault.kind in _CAUSES]
     first = min(causes, key=lambda fault: fault.seconds)
-    if first.kind != "signal" or is_store_disturbed(job):
+    # A frozen agent gets its signal later.
+    is_frozen = any(agent.frozen_seconds for agent in job.agents)
+    if first.kind != "signal" or is_frozen or is_store_disturbed(job):
         return
     hurried = [
         agent.rank

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,19 +86,25 @@ class Publication:
 class Engine(Protocol):
     """The system that runs an attempt, such as Flyte.
 
-    An engine is handed to spawned workers, so it can be pickled; a worker only asks it to name
-    errors.
+    An engine implements the first four methods, and overrides of the others what its system does
+    in another way. It's handed to spawned workers, so it can be pickled; a worker only asks it to
+    name errors.
     """
 
+    __slots__ = ()
+
+    @abstractmethod
     def identity(self) -> Identity:
         """Return the node's name, attempt and storage locations; the agent calls it once."""
 
+    @abstractmethod
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
         """Return the code of an exception of the task function, and whether it is recoverable.
 
         `exception` is `error` as data. The class is the user's: its attributes may raise anything.
         """
 
+    @abstractmethod
     def publish(
         self,
         publication: Publication,
@@ -114,6 +121,7 @@ class Engine(Protocol):
         `shutdown_requested` is set; with `leaving_now`, the process exits right after this call.
         """
 
+    @abstractmethod
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a node published on this attempt, or None without one.
 
@@ -125,29 +133,46 @@ class Engine(Protocol):
         """Wait until this node may exit after its workers have succeeded, or until
         `shutdown_requested` is set.
 
-        `has_rank_0`: it has the result of rank 0.
+        `has_rank_0`: it has the result of rank 0. The default returns at once: nothing ends other
+        nodes when this one exits.
         """
+        del has_rank_0, shutdown_requested
 
     def ends_with_first_node(self) -> bool:
         """Whether the exit of one node ends the attempt on all nodes. If so, a node that has to end
-        doesn't leave the verdict to others.
+        doesn't leave the verdict to others. The default is False.
         """
+        return False
 
     def announce(self, publication: Publication) -> None:
-        """Print what failed, for a person who reads this node's output."""
+        """Print what failed, for a person who reads this node's output. The default logs the
+        report.
+        """
+        logger.error("%s", publication.sealed.seal.message)
 
     def choose_exit_code(self, publication: Publication | None) -> int:
-        """Return the exit code of a node's process; `publication` is None without a verdict."""
+        """Return the exit code of a node's process; `publication` is None without a verdict.
+        The default is 1.
+        """
+        del publication
+        return 1
 
     def takes_results(self, sealed: SealedVerdict) -> bool:
         """Whether the attempt succeeds in spite of this verdict,
         with what the functions returned before the failure.
 
-        Only for a failure of the teardown. Then `publish` writes no error.
+        Only for a failure of the teardown. Then `publish` writes no error. The default is False:
+        the caller gets the failure, as from torch.
         """
+        del sealed
+        return False
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether the engine enforces a decision on this attempt instead of only printing it."""
+        """Whether the engine enforces a decision on this attempt instead of only printing it.
+        The default is False: nothing retries the job.
+        """
+        del job
+        return False
 
 
 def upload_verdict(publication: Publication, name: str, seconds: float) -> Publication:
@@ -157,7 +182,7 @@ def upload_verdict(publication: Publication, name: str, seconds: float) -> Publi
     document, node_context = publication.sealed.document, publication.node_context
     if publication.replaces:
         is_written = put_on_node(name, document, node_context, seconds)
-        return replace(publication, durable=is_written)
+        return replace(publication, durable=is_written, is_refused=False)
     receipt = create_on_node(name, document, node_context, seconds)
     is_refused = receipt.error == ALREADY_EXISTS
     return replace(publication, durable=receipt.durable, is_refused=is_refused)
@@ -168,7 +193,7 @@ class RecoverableError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainEngine:
+class PlainEngine(Engine):
     """No engine: documents and the verdict go to a folder, and nothing retries the job.
 
     Missing fields come from the environment: ``FIRSTFAULT_FOLDER``, ``FIRSTFAULT_ATTEMPT``, and
@@ -247,34 +272,7 @@ class PlainEngine:
         """Return the ``error.pb`` in the attempt's folder."""
         return get_file(self.identity().output_prefix, ERROR_FILE)
 
-    def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
-        """Return at once: nothing ends other nodes when this one exits."""
-        del has_rank_0, shutdown_requested
-
-    def ends_with_first_node(self) -> bool:
-        """Return False: the other nodes go on to their verdict."""
-        return False
-
-    def announce(self, publication: Publication) -> None:
-        """Log the report."""
-        logger.error("%s", publication.sealed.seal.message)
-
-    def choose_exit_code(self, publication: Publication | None) -> int:
-        """Return 1."""
-        del publication
-        return 1
-
     def to_exception(self, sealed: SealedVerdict) -> Exception | None:
         """Return the exception that torchrun's launcher raises, or None for torch's own."""
         del sealed
         return None
-
-    def takes_results(self, sealed: SealedVerdict) -> bool:
-        """Return False: the caller gets the failure, as from torch."""
-        del sealed
-        return False
-
-    def enforces(self, job: JobErrors) -> bool:
-        """Nothing retries the job."""
-        del job
-        return False

@@ -87,11 +87,16 @@ class NodeFailedError(Exception):
 
     `error` is what torch raised: ChildFailedError, SignalException, an error of the agent itself,
     or PeerFailedError if another node failed. `verdict` is on the whole job; None if firstfault
-    itself failed.
+    itself failed, or if this process had to end and the verdict `is_left_to_others`.
     """
 
     def __init__(
-        self, error: Exception, report: NodeReport, publication: Publication | None
+        self,
+        error: Exception,
+        report: NodeReport,
+        publication: Publication | None,
+        *,
+        is_left_to_others: bool = False,
     ) -> None:
         verdict = publication.sealed if publication is not None else None
         super().__init__(verdict.verdict.headline if verdict is not None else str(error))
@@ -99,6 +104,7 @@ class NodeFailedError(Exception):
         self.report = report
         self.verdict = verdict
         self.publication = publication
+        self.is_left_to_others = is_left_to_others
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +218,12 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             error = end.error
             with suppress_internal_errors("naming the root cause in torch's error"):
                 error = name_root_cause(error, end.report, root_ranks)
-            failed = NodeFailedError(error, end.report, publication)
+            failed = NodeFailedError(
+                error,
+                end.report,
+                publication,
+                is_left_to_others=peers is not None and peers.settlement.is_left_to_others,
+            )
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's
             # store
             traceback.clear_frames(failed.error.__traceback__)

@@ -651,17 +651,17 @@ MAX_VERDICT_POLL_SECONDS = TimeLimit(
     "another one's verdict in the storage",
     "it looks again",
 )
-RAY_SETTLE_SECONDS = TimeLimit(
+CONTROLLER_SETTLE_SECONDS = TimeLimit(
     3.0,
-    "Ray Train's controller",
+    "the controller of a launcher, such as Ray Train's",
     "the reports of ranks that have not failed yet",
     "it concludes without them",
 )
-RAY_CONCLUDE_TIMEOUT_SECONDS = TimeLimit(
+CONTROLLER_CONCLUDE_TIMEOUT_SECONDS = TimeLimit(
     20.0,
-    "Ray Train's controller",
+    "the controller of a launcher, such as Ray Train's",
     "the storage and the verdict",
-    "Ray decides",
+    "the launcher decides",
 )
 NAME_SERVICE_TIMEOUT_SECONDS = TimeLimit(
     1.0,

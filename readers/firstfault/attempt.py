@@ -44,14 +44,14 @@ LOG_DIGESTS_GROUP = "firstfault.log_digests"
 """Entry-point group: functions from log files and streams, and the lines to quote,
 to a `LogDigest`.
 """
-_AROUND = 10
+_MAX_NEIGHBORS = 10
 """Maximum number of further attempts to read: the nearest earlier attempts, then later ones."""
-_MOST_ATTEMPTS = 100
-_GAP = 2
+_MAX_ATTEMPTS = 100
+_MAX_MISSING_ATTEMPTS = 2
 """Maximum number of consecutive attempts without files; after a longer gap,
 the search for attempts ends.
 """
-_SECONDS = 5.0
+_SUMMARIES_TIMEOUT_SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage note about an unreadable document, before its name and the reason."""
 
@@ -158,11 +158,13 @@ def read(uri: str, options: ReadOptions = _DEFAULTS, additional: Sequence[Path] 
         return read_logs([path, *additional], uri, options)
     # documents are better evidence than logs, so logs are read only without documents
     evidence = _read_logs_snapshot(additional) if additional else None
-    found = _read_documents(uri, options, evidence)
-    if found.exists or path is None or _is_part(uri):
-        return replace(found, sources=additional)
+    recorded = _read_documents(uri, options, evidence)
+    if recorded.exists or path is None or _is_part(uri):
+        return replace(recorded, sources=additional)
     logs = read_logs([path, *additional], uri, options)
-    return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
+    return (
+        logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else recorded
+    )
 
 
 def _is_part(uri: str) -> bool:
@@ -177,19 +179,19 @@ def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -
     here = _read_one(uri, options, evidence)
     if here.exists or _is_part(uri):
         return here
-    found = None
+    best = None
     missing = 0
-    for number in range(_MOST_ATTEMPTS):
+    for number in range(_MAX_ATTEMPTS):
         attempt = _read_one(join(uri, str(number)), options, evidence)
         missing = 0 if attempt.exists else missing + 1
-        if missing > _GAP:
+        if missing > _MAX_MISSING_ATTEMPTS:
             break
         if missing:
             continue  # an attempt without files: its pods may never have started
         # the last failed attempt wins over a later attempt that succeeded or is still running
-        if attempt.conclusion is not None or found is None or found.conclusion is None:
-            found = attempt
-    return found or _newest_run(uri, options, evidence) or here
+        if attempt.conclusion is not None or best is None or best.conclusion is None:
+            best = attempt
+    return best or _newest_run(uri, options, evidence) or here
 
 
 def _newest_run(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt | None:
@@ -304,8 +306,8 @@ def digest_logs(
 
     for point in entry_points(group=LOG_DIGESTS_GROUP) if sources else ():
         with suppress(ImportError):  # the entry point of a deleted package
-            found: LogDigest = point.load()(sources, wanted, reads_all=reads_all)
-            return found
+            digest: LogDigest = point.load()(sources, wanted, reads_all=reads_all)
+            return digest
     return LogDigest()
 
 
@@ -317,7 +319,7 @@ def sibling_attempts(
     conclusion: Conclusion,
     *,
     strategy: str | None = None,
-    seconds: float = _SECONDS,
+    seconds: float = _SUMMARIES_TIMEOUT_SECONDS,
 ) -> tuple[AttemptSummary, ...]:
     """Return summaries of an attempt and of up to ten more, ordered by number, or an empty tuple if
     there is no other attempt.
@@ -352,23 +354,23 @@ async def _summarize_neighbors(
         # one by one: usually the next attempt doesn't exist, and concurrent reads of ten would be
         # wasted
         deadline = time.monotonic() + seconds
-        found: list[AttemptSummary] = []
-        for other in range(number + 1, number + 1 + _AROUND - len(before)):
+        summaries: list[AttemptSummary] = []
+        for other in range(number + 1, number + 1 + _MAX_NEIGHBORS - len(before)):
             left = deadline - time.monotonic()
             summary = await _summarize(folder, other, options, left) if left > 0 else None
             if summary is None:
                 break
-            found.append(summary)
-        return found
+            summaries.append(summary)
+        return summaries
 
     async def one(other: int) -> list[AttemptSummary]:
         summary = await _summarize(folder, other, options, seconds)
         return [summary] if summary is not None else []
 
     # earlier attempts have priority; later attempts only fill up the limit
-    before = range(max(number - _AROUND, 0), number)
-    found = await gathered(*(one(other) for other in before), after())
-    return [summary for part in found for summary in part]
+    before = range(max(number - _MAX_NEIGHBORS, 0), number)
+    parts = await gathered(*(one(other) for other in before), after())
+    return [summary for part in parts for summary in part]
 
 
 async def _summarize(

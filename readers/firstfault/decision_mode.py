@@ -40,9 +40,11 @@ def read_decision_mode(environment: Mapping[str, str] = os.environ) -> str:
     changes nothing. An invalid value gives one warning per process.
     """
     text = environment.get(DECISIONS_VARIABLE, "")
+    if not text.strip():
+        return ACT
     if problem := find_mode_problem(text):
         if text not in _warned:
             _warned.add(text)
             logger.warning("%s", problem)
         return OBSERVE
-    return text.strip().lower() or ACT
+    return text.strip().lower()

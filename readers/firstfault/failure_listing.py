@@ -25,15 +25,15 @@ from firstfault.utils.run_sync import attempted, each, gathered, run_sync
 from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import from_json
 
-_AT_ONCE = 32
+_MAX_CONCURRENT_ATTEMPTS = 32
 """Attempts that are read at the same time."""
-_WHOLE_AT_ONCE = 4
+_MAX_CONCURRENT_WHOLE_ATTEMPTS = 4
 """Of these, attempts without a sealed verdict: each opens many documents at the same time."""
-_ERROR_FILES = 16
+_MAX_ERROR_FILES = 16
 """Maximum number of Flyte's own error files to open for one attempt."""
-_LINE = 160
-_SIGNIFICANCE = 0.05
-_HOUR_NS = 3600 * 10**9
+_MAX_LINE_CHARACTERS = 160
+_SIGNIFICANCE_LEVEL = 0.05
+_NS_PER_HOUR = 3600 * 10**9
 _CUTS = "048cgkosw"
 """Characters at which the rest of a listing is split: names of executions are hexadecimal,
 or letters and digits.
@@ -186,24 +186,26 @@ def _is_unlikely(group: FaultGroup, executions: int, machines: int) -> bool:
         return ways - count * math.log(machines) + (executions - count) * math.log1p(-1 / machines)
 
     tail = sum(math.exp(log_chance(count)) for count in range(group.executions, executions + 1))
-    return tail * machines < _SIGNIFICANCE
+    return tail * machines < _SIGNIFICANCE_LEVEL
 
 
 async def _failed_attempts(
     uri: str, since_ns: int | None, with_machines: bool
 ) -> tuple[list[FailedAttempt], int]:
     async with open_store(uri) as store:
-        found = await attempts_below(store)
-        wanted = [attempt for attempt in found if attempt.may_have_failed]
+        attempts = await attempts_below(store)
+        wanted = [attempt for attempt in attempts if attempt.may_have_failed]
         if since_ns is not None:
             wanted = [
                 attempt
                 for attempt in wanted
                 if attempt.changed_ns is None or attempt.changed_ns >= since_ns
             ]
-        read = await each(_Reader(store, with_machines=with_machines).read, wanted, _AT_ONCE)
+        read = await each(
+            _Reader(store, with_machines=with_machines).read, wanted, _MAX_CONCURRENT_ATTEMPTS
+        )
     failed = _drop_copies([attempt for attempt in read if attempt is not None])
-    return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(found)
+    return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(attempts)
 
 
 def _drop_copies(failed: list[FailedAttempt]) -> list[FailedAttempt]:
@@ -233,20 +235,24 @@ class _Reader:
     def __init__(self, store: Store, *, with_machines: bool) -> None:
         self._store: ReadableStore = store
         self._with_machines = with_machines
-        self._whole = asyncio.Semaphore(_WHOLE_AT_ONCE)
+        self._whole = asyncio.Semaphore(_MAX_CONCURRENT_WHOLE_ATTEMPTS)
 
-    async def read(self, found: FoundAttempt) -> FailedAttempt | None:
+    async def read(self, attempt: FoundAttempt) -> FailedAttempt | None:
         """Return an attempt; None if it didn't fail. Its note has the reason
         why it could not be read.
         """
-        uri = join(self._store.uri, found.path)
-        failed, why = await attempted(self._read(uri, found))
-        return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE)) if why else failed
+        uri = join(self._store.uri, attempt.path)
+        failed, why = await attempted(self._read(uri, attempt))
+        return (
+            FailedAttempt(uri, attempt.changed_ns, note=one_line(why, _MAX_LINE_CHARACTERS))
+            if why
+            else failed
+        )
 
-    async def _read(self, uri: str, found: FoundAttempt) -> FailedAttempt | None:
+    async def _read(self, uri: str, attempt: FoundAttempt) -> FailedAttempt | None:
         # a damaged or foreign folder may have any number of such files: the limit bounds the
         # requests
-        files = sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]
+        files = sorted(attempt.error_files, key=lambda item: item.name)[:_MAX_ERROR_FILES]
         read = [await read_listed(self._store, item) for item in files]
         stock = [item for item in read if not isinstance(item, Seal)]
         # a sealed verdict saves opening the documents; of several, the one based on the most
@@ -256,12 +262,16 @@ class _Reader:
         ):
             if (sealed := from_json(seal.json)) is not None:
                 verdict, decision = sealed
-                line = one_line(seal.message, _LINE)
+                line = one_line(seal.message, _MAX_LINE_CHARACTERS)
                 return await self._with_machine(
-                    _summarize(uri, found, verdict, decision, line), found, verdict
+                    _summarize(uri, attempt, verdict, decision, line), attempt, verdict
                 )
         # there is more than Flyte's own error files, which have been read already
-        if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):
+        if (
+            attempt.documents
+            or attempt.started_ns is not None
+            or len(stock) < len(attempt.error_files)
+        ):
             async with self._whole:
                 job = await AttemptReader(uri).job_async()
         else:
@@ -275,22 +285,22 @@ class _Reader:
             raise FirstFaultError(next(iter(job.coverage.notes), "its documents are not readable"))
         verdict = conclusion.verdict
         line = first_line(verdict, conclusion.decision, find_engine_words(job, verdict))
-        summary = _summarize(uri, found, verdict, conclusion.decision, line)
+        summary = _summarize(uri, attempt, verdict, conclusion.decision, line)
         outcome = classify_outcome(verdict, job)
         return replace(summary, outcome=outcome, machine=_get_machine(verdict.root))
 
     async def _with_machine(
         self,
         summary: FailedAttempt,
-        found: FoundAttempt,
+        attempt: FoundAttempt,
         verdict: Verdict,
     ) -> FailedAttempt:
         """Return a summary with the machine that the root cause's document names."""
-        name = _find_document(verdict, found.documents) if self._with_machines else ""
+        name = _find_document(verdict, attempt.documents) if self._with_machines else ""
         if not name:
             return summary
         read = await read_document(
-            self._store, layout.join_name(found.path, f"{layout.ERRORS}/{name}")
+            self._store, layout.join_name(attempt.path, f"{layout.ERRORS}/{name}")
         )
         return replace(summary, machine=_get_machine(read))
 
@@ -301,16 +311,16 @@ def _get_machine(failure: object) -> str:
 
 def _summarize(
     uri: str,
-    found: FoundAttempt,
+    attempt: FoundAttempt,
     verdict: Verdict,
     decision: Decision,
     line: str,
 ) -> FailedAttempt:
     ranks = len(verdict.ranks) + verdict.victims.count
     hours = None
-    if ranks and verdict.timestamp_ns is not None and found.started_ns is not None:
-        hours = max(verdict.timestamp_ns - found.started_ns, 0) * ranks / _HOUR_NS
-    time_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else found.changed_ns
+    if ranks and verdict.timestamp_ns is not None and attempt.started_ns is not None:
+        hours = max(verdict.timestamp_ns - attempt.started_ns, 0) * ranks / _NS_PER_HOUR
+    time_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else attempt.changed_ns
     pod = shorten_pod_name(verdict.node or "")
     outcome = classify_outcome(verdict)
     summary = FailedAttempt(uri, time_ns, outcome, line, verdict.fingerprint, verdict.category, pod)
@@ -345,7 +355,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     Raises:
         StoreError: the storage could not be listed, or not in the order of names.
     """
-    found: dict[str, FoundAttempt] = {}
+    attempts: dict[str, FoundAttempt] = {}
 
     async def list_page(start: str, end: str | None = None) -> Page:
         page = await store.page(start)
@@ -359,7 +369,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
         for item in page.objects:
             # a page may reach into the next part, which lists these names itself
             if end is None or item.name <= end:
-                _add(found, item)
+                _add(attempts, item)
         return page
 
     async def list_part(start: str, end: str | None) -> None:
@@ -369,11 +379,11 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
                 end is not None and page.objects and page.objects[-1].name >= end
             ):
                 return
-            start = _find_next_name(page, found)
+            start = _find_next_name(page, attempts)
 
     first = await list_page("")
     if first.has_more:
-        start = _find_next_name(first, found)
+        start = _find_next_name(first, attempts)
         # the rest is split where the names of the first page differ, and one character before
         common = os.path.commonprefix([first.objects[0].name, first.objects[-1].name])  # noqa: RUF071
         cuts = sorted(
@@ -383,16 +393,16 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
         await gathered(
             *(list_part(*part) for part in zip([start, *cuts], [*cuts, None], strict=True))
         )
-    return [found[path] for path in sorted(found)]
+    return [attempts[path] for path in sorted(attempts)]
 
 
-def _find_next_name(page: Page, found: dict[str, FoundAttempt]) -> str:
+def _find_next_name(page: Page, attempts: dict[str, FoundAttempt]) -> str:
     """Return the name behind which to continue."""
     last = page.objects[-1].name
     for folder in (layout.ERRORS, layout.ROSTER):
         path, inside = _split(last, folder)
         # the names of a round's first nodes contain their start time
-        if inside and (folder == layout.ERRORS or found[path].started_ns is not None):
+        if inside and (folder == layout.ERRORS or attempts[path].started_ns is not None):
             return f"{path}/{folder}0".lstrip("/")  # 0 sorts behind the slash
     return last
 
@@ -405,14 +415,14 @@ def _split(name: str, folder: str) -> tuple[str, str]:
     return (path.lstrip("/"), rest) if between else ("", "")
 
 
-def _add(found: dict[str, FoundAttempt], item: ObjectInfo) -> None:
+def _add(attempts: dict[str, FoundAttempt], item: ObjectInfo) -> None:
     is_error = True
     path, name = _split(item.name, layout.ERRORS)
     if not name:
         is_error = False
         path, name = _split(item.name, layout.ROSTER)
     if name:
-        attempt = found.setdefault(path, FoundAttempt(path))
+        attempt = attempts.setdefault(path, FoundAttempt(path))
         key = layout.ErrorKey.parse(name) if is_error else layout.RosterKey.parse(name)
         if key is not None and key.incarnation:
             # an incarnation is the start of its agent, in milliseconds
@@ -425,7 +435,7 @@ def _add(found: dict[str, FoundAttempt], item: ObjectInfo) -> None:
         is_error = layout.is_stock_error_file(name)
         if not is_error and name != layout.OUTPUTS:
             return
-        attempt = found.setdefault(path, FoundAttempt(path))
+        attempt = attempts.setdefault(path, FoundAttempt(path))
         attempt.has_outputs |= name == layout.OUTPUTS
         if is_error:
             attempt.error_files.append(item)

@@ -172,7 +172,7 @@ def watched_until_ms(names: Iterable[str]) -> int:
     """Return the latest time in the names of `watch --live` files, in milliseconds since the Unix
     epoch, or 0 if there is no such file.
     """
-    return max((int(found[1]) for found in map(_WATCHED.fullmatch, names) if found), default=0)
+    return max((int(match[1]) for match in map(_WATCHED.fullmatch, names) if match), default=0)
 
 
 def bundle_path(path: str) -> str:

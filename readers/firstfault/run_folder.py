@@ -24,7 +24,7 @@ FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
 PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
-_PRIVATE = 0o700
+_PRIVATE_MODE = 0o700
 _QUIET_SECONDS = 24 * 3600.0
 _kept: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
@@ -110,14 +110,14 @@ def _is_own_link(path: Path) -> bool:
     and that no other user can replace.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
         folder = path.parent.stat()
     except OSError:
         return False
     is_replaceable = (
         folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX
     )
-    return stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not is_replaceable
+    return stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not is_replaceable
 
 
 def _ignore_in_git(base: Path, names: tuple[str, ...]) -> None:
@@ -152,7 +152,7 @@ def make_fallback_folder() -> Path:
         name = _private_name()
         private = parent / name
         try:
-            private.mkdir(_PRIVATE)
+            private.mkdir(_PRIVATE_MODE)
         except FileExistsError:
             private = next(_find_private_folders(), None) or Path(
                 tempfile.mkdtemp(prefix=f"{name}-", dir=parent)
@@ -177,9 +177,9 @@ def find_foreign_folder(runs: Path) -> str:
         return ""
     for folder in (runs.parent, runs):
         if os.path.lexists(folder):
-            found = folder.lstat()
+            status = folder.lstat()
             owners = {os.geteuid(), folder.parent.stat().st_uid}
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
                 return str(folder)
     return ""
 
@@ -190,8 +190,8 @@ def describe_fallback_folder() -> str:
         usual = Path(tempfile.gettempdir(), _private_name())
     except OSError as error:
         return f"no folder: {error}"
-    if (found := next(_find_private_folders(), None)) is not None:
-        return str(found / _TORCHRUN_FOLDER)
+    if (private_folder := next(_find_private_folders(), None)) is not None:
+        return str(private_folder / _TORCHRUN_FOLDER)
     if os.path.lexists(usual):
         return f"{usual}-<random>/{_TORCHRUN_FOLDER} ({usual} isn't this user's alone)"
     return str(usual / _TORCHRUN_FOLDER)
@@ -213,11 +213,13 @@ def _is_private(folder: Path) -> bool:
     that no other user can have written to.
     """
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
     return (
-        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o077
     )
 
 
@@ -257,10 +259,10 @@ def find_unmarked_runs(folder: Path) -> list[Path]:
     """Return the folders with attempts directly in a folder that no process has marked as runs,
     such as those of `PlainEngine` and of ranks that nobody waited for.
     """
-    found = {
+    candidates = {
         path.parent.parent.parent for path in folder.glob(f"*/*/{ROSTER}") if _is_attempt(path)
     }
-    return sorted(run for run in found if not (run.is_symlink() or (run / RUN_MARK).exists()))
+    return sorted(run for run in candidates if not (run.is_symlink() or (run / RUN_MARK).exists()))
 
 
 def _is_attempt(roster: Path) -> bool:

@@ -165,17 +165,17 @@ def find_pointers(
     cluster = _FOREIGN.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
     job = _FOREIGN.sub("-", job)
     restart = _FOREIGN.sub("-", restart)
-    found: dict[str, dict[str, SlurmPointer]] = {}
+    by_cluster: dict[str, dict[str, SlurmPointer]] = {}
     for place in _list_places(root, environment):
         for file in place.base.glob(f"{place.pattern}/*/{job}/{restart}.*.json"):
             start = SlurmStart(job, restart, file.name.split(".")[1], file.parent.parent.name)
             pointer = _read(place.base, file, start)
             if pointer is not None and pointer.time >= since - _CLOCK_TOLERANCE_SECONDS:
-                found.setdefault(start.cluster, {}).setdefault(pointer.uri, pointer)
+                by_cluster.setdefault(start.cluster, {}).setdefault(pointer.uri, pointer)
     if cluster:
-        pointers = {**found.get(cluster, {}), **found.get("cluster", {})}
+        pointers = {**by_cluster.get(cluster, {}), **by_cluster.get("cluster", {})}
     else:
-        pointers = next(iter(found.values())) if len(found) == 1 else {}
+        pointers = next(iter(by_cluster.values())) if len(by_cluster) == 1 else {}
     return _sort_by_start(pointers.values())
 
 
@@ -258,10 +258,10 @@ def _remove_old(cluster: int) -> None:
     oldest = time.time() - _MAX_AGE_SECONDS
     with contextlib.suppress(OSError):
         for job in Path(f"/proc/self/fd/{cluster}").iterdir():
-            found = job.lstat()
+            status = job.lstat()
             if (
-                stat.S_ISDIR(found.st_mode)
-                and found.st_uid == os.geteuid()
-                and found.st_mtime < oldest
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == os.geteuid()
+                and status.st_mtime < oldest
             ):
                 shutil.rmtree(job, ignore_errors=True)

@@ -8,7 +8,7 @@ A pipeline of small stages:
    printed
 3. `framing.labels`: a line to a `LogRecord` with the `Label` of the process that printed it
 4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into
-   attempts by `attempts`
+   `attempt_logs` by `attempts`
 5. `processes`: streams, reports and boxes to processes
 6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` decides
    which of them count
@@ -57,7 +57,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 
-_HEAD = 64 * 1024
+_HEAD_BYTES = 64 * 1024
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -82,14 +82,14 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
         jobs = find_separate_jobs(collector.find_training_times())
         if len(jobs) > 1:
             raise BadDocumentError(ask_for_one([files[0] for files in jobs]))
-    found = _build_snapshot(collector, notes)
+    snapshot = _build_snapshot(collector, notes)
     if workers:
-        found = with_error_files(found.documents if found is not None else (), workers)
+        snapshot = with_error_files(snapshot.documents if snapshot is not None else (), workers)
     if not dumps:
-        return found
+        return snapshot
     documents, unreadable = documents_of(dumps)
     recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
-    return joined(found, recorded) if found is not None and found.documents else recorded
+    return joined(snapshot, recorded) if snapshot is not None and snapshot.documents else recorded
 
 
 def read_sources(
@@ -125,7 +125,7 @@ def read_sources(
 
 def _read_stream(source: IO[bytes], collector: LogCollector, *, is_only: bool) -> None:
     """Read a log from a stream, which stays open."""
-    buffered = io.BufferedReader(cast("io.RawIOBase", source), _HEAD)
+    buffered = io.BufferedReader(cast("io.RawIOBase", source), _HEAD_BYTES)
     begin = None
     try:
         begin = _read(decompress(buffered, "stdin"), "stdin", Label(), collector)
@@ -149,11 +149,11 @@ def _explain_no_text(begin: bytes, path: str) -> str:
 
 def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bytes | None:
     """Read a log; if it isn't a text, return its first bytes."""
-    buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
+    buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD_BYTES)
     text = buffered
     begin = buffered.peek()
     if begin.startswith(UTF16_MARKS):
-        text = io.BufferedReader(Utf8Stream(buffered), _HEAD)
+        text = io.BufferedReader(Utf8Stream(buffered), _HEAD_BYTES)
         begin = text.peek()
     is_of_text = is_text(begin)
     if is_of_text:
@@ -163,7 +163,7 @@ def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -
 
 
 def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
-    found = [
+    logs = [
         (
             worker.folder / log,
             f"{worker.name}/{log}",
@@ -172,7 +172,7 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
         for worker in workers
         for log in ("stdout.log", "stderr.log")
     ]
-    return [log for log in found if log[0].is_file()]  # a FIFO would wait for a writer
+    return [log for log in logs if log[0].is_file()]  # a FIFO would wait for a writer
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
@@ -180,25 +180,25 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         return Snapshot(notes=tuple(notes)) if notes else None
     attempts = collector.attempts(find_empty_starts)
     built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]
-    found, proof = [reading.documents for reading in built], built[-1].proof
+    documents, proof = [reading.documents for reading in built], built[-1].proof
     notes = (*notes, *collector.notes, *built[-1].notes)
-    why = "" if found[-1] else explain_missing_proof(attempts[-1], proof)
+    why = "" if documents[-1] else explain_missing_proof(attempts[-1], proof)
     if why and (cut := describe_cut(collector.first_texts.values(), collector.find_last_texts())):
         notes = (*notes, cut)
-    place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
+    place = Place(round=len(documents) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED
     # without it, the failure of an earlier attempt would be the outcome of the job
-    is_listed = not found[-1] and (not why or any(found))
+    is_listed = not documents[-1] and (not why or any(documents))
     # a rank that only lines of an earlier start name is named, too
     labels = (stream.label.rank for attempt in attempts for stream in attempt.streams.values())
     named = attempts[-1].size.named_ranks | {rank for rank in labels if rank is not None}
     return Snapshot(
-        tuple(document for every in found for document in every),
+        tuple(document for every in documents for document in every),
         roster=(NodePresence(phase, place),) if is_listed else (),
         notes=(*notes, why) if why else notes,
-        restarts=tuple(_restarts(found)),
-        completion=_describe_completion(proof, has_failed=bool(found[-1])) if not why else "",
-        size=build_size(attempts[-1], found[-1]),
+        restarts=tuple(_restarts(documents)),
+        completion=_describe_completion(proof, has_failed=bool(documents[-1])) if not why else "",
+        size=build_size(attempts[-1], documents[-1]),
         named_ranks=tuple(sorted(named)),
     )
 

@@ -93,10 +93,10 @@ def progress_in(record: LogRecord) -> Progress | None:
         return None
     if text.startswith("wandb: "):  # its summary when the process ends, also after an exception
         return None
-    found = TRAINING_STEP.search(text)
-    if found is None:
+    step = TRAINING_STEP.search(text)
+    if step is None:
         return None
-    return Progress(found["what"], int(found["step"]), record.number, int(found["total"] or 0))
+    return Progress(step["what"], int(step["step"]), record.number, int(step["total"] or 0))
 
 
 # Behind the number of an epoch, its fraction
@@ -257,11 +257,15 @@ class AttemptMarks:
         self._ended = True
 
     def _take_agent(self, record: LogRecord, report: LauncherReport) -> None:
-        found = AGENT_LOG_LINE.match(record.text)
+        agent_line = AGENT_LOG_LINE.match(record.text)
         now = record.time_ns / 1e9 if record.time_ns is not None else None
-        if found is not None:
-            now = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + float(found["second"])
-        name = (record.label.task, found and found["pid"])
+        if agent_line is not None:
+            now = (
+                int(agent_line["hour"]) * 3600
+                + int(agent_line["minute"]) * 60
+                + float(agent_line["second"])
+            )
+        name = (record.label.task, agent_line and agent_line["pid"])
         agent = self.agents.setdefault(name, _Agent(now))
         ending = agent.endings[-1] if agent.endings else None
         is_failure = report.kind is ReportKind.ENDED
@@ -361,9 +365,9 @@ class AttemptMarks:
             _Job(
                 begin,
                 [
-                    found
+                    statements
                     for agent in self.agents.values()
-                    if (found := agent.within(begin, end)).endings
+                    if (statements := agent.within(begin, end)).endings
                 ],
                 [number for number in self.report_ends if begin <= number < end],
             )
@@ -458,7 +462,9 @@ class AttemptIndex:
         jobs = {where: marks.jobs() for where, marks in marks_by_node.items()}
         self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs}
         for number in range(max(map(len, jobs.values()), default=0)):
-            here = {where: found[number] for where, found in jobs.items() if len(found) > number}
+            here = {
+                where: of_node[number] for where, of_node in jobs.items() if len(of_node) > number
+            }
             rounds = max(job.rounds for job in here.values())
             if not any(job.report_ends for job in here.values()):
                 rounds += any(job.has_later_output(rounds) for job in here.values())

@@ -83,10 +83,10 @@ class Boxes:
             self.ended = self.ended or is_end
             self._in_traceback = False
             return True
-        found = _BOX_FIELD.match(line)
-        if self.entries and found is not None:
+        box_field = _BOX_FIELD.match(line)
+        if self.entries and box_field is not None:
             self.entries[-1].last = number
-            self._take_field(self.entries[-1], found["name"], found["value"].strip())
+            self._take_field(self.entries[-1], box_field["name"], box_field["value"].strip())
             return True
         if self._in_traceback and (line.startswith("  ") or not line.strip()):
             self.entries[-1].traceback.append(line.removeprefix("  "))

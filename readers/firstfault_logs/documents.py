@@ -21,20 +21,27 @@ from firstfault.model.failure import (
 )
 from firstfault.utils.stored_text import clean, clean_end
 from firstfault_logs.assignment import Assignment
+from firstfault_logs.causes.reported_ends import ReportedEnds
 from firstfault_logs.completion.proof import CompletionProof, find_completion
 from firstfault_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.outcome import explain_missing_proof, has_final_success
-from firstfault_logs.processes import LOST_WITH_NODE, MAX_TEXT, NO_EXIT_STATUS, Process, Processes
+from firstfault_logs.processes import (
+    LOST_WITH_NODE,
+    MAX_TEXT_CHARACTERS,
+    NO_EXIT_STATUS,
+    Process,
+    Processes,
+)
 from firstfault_logs.stops import mark_remaining, mark_stops
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.launchers import LauncherReport
     from firstfault_logs.tracebacks import Traceback
 
-_LOG_BYTES = 32 * 1024
+_MAX_LOG_TAIL_CHARACTERS = 32 * 1024
 _NODE_FAILURE = "node failure"
 _CODES_BY_REASON = {
     "cancelled": CANCELLED,
@@ -62,15 +69,17 @@ class AttemptReading(NamedTuple):
 def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     """Return what failed in an attempt, or nothing if the job succeeded after all failures."""
     processes = Processes(attempt)
+    reported_ends = ReportedEnds(attempt, processes)
+    reported_ends.take_reports()
     assignment = Assignment(attempt, processes)
     assignment.run()
     mark_stops(attempt, processes)
-    agents = [_describe_launcher_failure(found) for found in assignment.launcher_failures]
+    agents = [_describe_launcher_failure(traceback) for traceback in assignment.launcher_failures]
     agents += _describe_launcher_reports(attempt, processes, assignment.launcher_failures)
     _forget_shutdown_errors(attempt, processes)
     proof = find_completion(attempt)
     if not agents and not any(process.has_failed for process in processes.all):
-        processes.take_launcher_ends()
+        reported_ends.take_launcher_ends()
         if not any(process.has_failed for process in processes.all):
             agents += find_canceled_step(attempt, proof)
     failed = [process for process in processes.all if process.has_failed]
@@ -167,7 +176,7 @@ def _describe_launcher_reports(
         for file, first, _ in process.lines
     ]
     deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
-    deaths += [(found.stream.file, found.lines[0]) for found in launcher_failures]
+    deaths += [(traceback.stream.file, traceback.lines[0]) for traceback in launcher_failures]
     first_deaths: dict[str, int] = {}
     for file, number in deaths:
         first_deaths[file] = min(number, first_deaths.get(file, number))
@@ -177,7 +186,7 @@ def _describe_launcher_reports(
     noticed_ns = next((report.time_ns for report in of_failure if report.time_ns is not None), None)
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(
-        attempt.reports, key=lambda found: "limit" not in found[2].reason
+        attempt.reports, key=lambda entry: "limit" not in entry[2].reason
     ):
         name = "" if report.is_of_job else report.node or report.ip or processes.resolve_node(node)
         if report.kind is ReportKind.TERMINATED and report.reason == _NODE_FAILURE and lost_nodes:
@@ -234,9 +243,9 @@ def find_canceled_step(
         ReportKind.RESTARTED,
     }
     canceled = [
-        found
-        for found in attempt.reports
-        if found[2].reason and found[2].kind is ReportKind.REST_STOPPED
+        entry
+        for entry in attempt.reports
+        if entry[2].reason and entry[2].kind is ReportKind.REST_STOPPED
     ]
     if not canceled or any(report.kind in ends for _, _, report in attempt.reports):
         return
@@ -262,20 +271,20 @@ def _classify_termination(report: LauncherReport) -> tuple[str, str]:
     return "interrupted" if is_interrupted else "preemption", code
 
 
-def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
+def _describe_launcher_failure(traceback: Traceback) -> model.WorkerError:
     """Describe a launcher that failed itself."""
-    name = get_short_name(found.exception)
-    file = found.exception.frames[-1].file
+    name = get_short_name(traceback.exception)
+    file = traceback.exception.frames[-1].file
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
-    place = (found.stream.file, *found.lines)
+    place = (traceback.stream.file, *traceback.lines)
     document = _describe_launcher(
-        found.stream.label.node,
+        traceback.stream.label.node,
         place,
         category,
         f"SYSTEM:{name}",
-        found.text,
+        traceback.text,
     )
-    return replace(document, exception=found.exception, timestamp_ns=found.time_ns)
+    return replace(document, exception=traceback.exception, timestamp_ns=traceback.time_ns)
 
 
 def _describe_launcher(
@@ -287,7 +296,7 @@ def _describe_launcher(
 ) -> model.WorkerError:
     return model.WorkerError(
         code,
-        clean(message, MAX_TEXT),
+        clean(message, MAX_TEXT_CHARACTERS),
         model.Kind.NON_RECOVERABLE,
         model.Origin.SYSTEM,
         worker=node,
@@ -319,7 +328,7 @@ def _describe_process(process: Process) -> model.WorkerError:
     is_own_report = raised is not None or message or process.reports_own_end
     return model.WorkerError(
         DIED if message and message == process.launcher_text else f"USER:{what}",
-        clean(process.raised_text or message, MAX_TEXT),
+        clean(process.raised_text or message, MAX_TEXT_CHARACTERS),
         model.Kind.RECOVERABLE if is_recoverable else model.Kind.NON_RECOVERABLE,
         model.Origin.USER if raised is not None else model.Origin.UNKNOWN,
         # an exception may be much older than the end of its process
@@ -339,7 +348,7 @@ def _describe_process(process: Process) -> model.WorkerError:
         exit_code=process.exit_code,
         signal=process.signal if raised is None else "",
         sent_signals=sent_signals,
-        log_tail=clean_end(process.text, _LOG_BYTES),
+        log_tail=clean_end(process.text, _MAX_LOG_TAIL_CHARACTERS),
         category="gpu_hardware" if process.hardware_error else "",
         resources=model.Resources(oom_kill=1) if process.is_oom else model.Resources(),
         documents=tuple(_refer_to(process.lines)),

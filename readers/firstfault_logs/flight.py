@@ -36,9 +36,9 @@ _KEYS = re.compile(
     rb"pg_config|pg_status|nccl_comm_state|(?=.*\bversion)(?=.*\bentries)", re.DOTALL
 )
 _PICKLE, _JSON = b"\x80", b"{"
-_HEAD = 4096
+_HEAD_BYTES = 4096
 _MAX_BYTES = 128 << 20
-_REASON = 200
+_MAX_REASON_CHARACTERS = 200
 
 # Ends the name of a flight recorder's dump.
 _DUMP_NAME = LazyPattern(r"(?P<digits>\d{1,12})(?:\.(?:json|pkl|pickle|pt|bin))?$")
@@ -67,7 +67,7 @@ def is_dump(path: Path) -> bool:
         if not path.is_file():
             return False  # a FIFO would wait for a writer
         with path.open("rb") as stream:
-            head = stream.read(_HEAD)
+            head = stream.read(_HEAD_BYTES)
     except OSError:
         return False
     starts = head.startswith(_PICKLE) or head.lstrip().startswith(_JSON)
@@ -81,9 +81,9 @@ def dumps_at(path: Path) -> list[Path]:
     or the files with a common start of their names.
     """
     is_folder = path.is_dir()
-    found = files_below(path) if is_folder else path.parent.glob("*")
+    files = files_below(path) if is_folder else path.parent.glob("*")
     return sorted(
-        file for file in found if (is_folder or file.name.startswith(path.name)) and is_dump(file)
+        file for file in files if (is_folder or file.name.startswith(path.name)) and is_dump(file)
     )
 
 
@@ -98,19 +98,20 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
     for path in paths:
         try:
             dump = _read(path)
-            found, when = dumps[_rank(path, dump)], path.stat().st_mtime
+            copies, when = dumps[_rank(path, dump)], path.stat().st_mtime
         except (OSError, ValueError) as error:
             unreadable.append(
                 Unreadable(
-                    path.name, f"no dump of a flight recorder: {one_line(str(error), _REASON)}"
+                    path.name,
+                    f"no dump of a flight recorder: {one_line(str(error), _MAX_REASON_CHARACTERS)}",
                 )
             )
             continue
-        if path.name not in found or found[path.name][0] <= when:
-            found[path.name] = (when, path, dump)
+        if path.name not in copies or copies[path.name][0] <= when:
+            copies[path.name] = (when, path, dump)
     progress = {
-        rank: parse_flight_recorder(found[name][2] for name in sorted(found, reverse=True))
-        for rank, found in dumps.items()
+        rank: parse_flight_recorder(copies[name][2] for name in sorted(copies, reverse=True))
+        for rank, copies in dumps.items()
     }
     world = len({member for every in progress.values() for one in every for member in one.members})
     documents = [
@@ -122,9 +123,9 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
             place=Place(rank=rank, world_size=world, engine="torchrun"),
             writer=Writer.WORKER,
             collectives=progress[rank],
-            documents=tuple(DocumentRef(path.name, str(path)) for _, path, _ in found.values()),
+            documents=tuple(DocumentRef(path.name, str(path)) for _, path, _ in copies.values()),
         )
-        for rank, found in sorted(dumps.items())
+        for rank, copies in sorted(dumps.items())
     ]
     return documents, unreadable
 
@@ -140,7 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
     if length > _MAX_BYTES:
         raise ValueError(f"{size(length)}, more than the limit of {size(_MAX_BYTES)}")
     with path.open("rb") as stream:
-        is_json = stream.read(_HEAD).lstrip().startswith(_JSON)
+        is_json = stream.read(_HEAD_BYTES).lstrip().startswith(_JSON)
         stream.seek(0)
         try:
             dump = json.load(stream) if is_json else _PlainUnpickler(stream).load()
@@ -158,8 +159,8 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
 
     The text before the rank may end with a digit, too.
     """
-    found = _DUMP_NAME.search(path.name)
-    digits = found["digits"] if found is not None else ""
+    match = _DUMP_NAME.search(path.name)
+    digits = match["digits"] if match is not None else ""
     members = [
         set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members
     ]

@@ -107,28 +107,28 @@ class LauncherTable:
 
     def read_prefix(self, prefix: str) -> dict[str, str]:
         """Return the named parts of a prefix that `prefix` matches."""
-        found = self.prefix.match(prefix)
-        named = found.groupdict() if found is not None else {}
+        match = self.prefix.match(prefix)
+        named = match.groupdict() if match is not None else {}
         return {name.rpartition("_")[0]: value for name, value in named.items() if value}
 
 
 TABLE = LauncherTable()
 _compile = cache(re.compile)  # most logs need few of the patterns
-_MOST_TASKS = 16_384
-_LONGEST = 4096
+_MAX_TASKS = 16_384
+_MAX_REPORT_CHARACTERS = 4096
 """Characters of a line in which reports are looked for."""
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
     """Return what a line reports about other processes, or None if it reports nothing."""
-    text = text[:_LONGEST]
+    text = text[:_MAX_REPORT_CHARACTERS]
     if TABLE.any_report.search(text) is None:
         return None
     matches = ((row, _compile(row.pattern).search(text)) for row in TABLE.reports)
-    row, found = next((pair for pair in matches if pair[1] is not None), (None, None))
-    if row is None or found is None:
+    row, match = next((pair for pair in matches if pair[1] is not None), (None, None))
+    if row is None or match is None:
         return None
-    named = {name: value for name, value in found.groupdict().items() if value}
+    named = {name: value for name, value in match.groupdict().items() if value}
     ended_by = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
     signal = SIGNALS_BY_DESCRIPTION.get(ended_by, ended_by)
     signal = get_signal_name(int(signal)) if signal.isdecimal() else signal
@@ -168,11 +168,11 @@ MAYBE_CODE_BELOW = LazyPattern(
 
 def code_below(report: LauncherReport, text: str) -> LauncherReport:
     """Return a statement with the exit code in the line below it, if it has none itself."""
-    found = _CODE_BELOW.match(text)
+    code = _CODE_BELOW.match(text)
     has_none = report.kind is ReportKind.ENDED and report.exit_code is None and not report.signal
-    if found is None or not has_none:
+    if code is None or not has_none:
         return report
-    return add_code(report, int(found["code"]) if found["code"] else -int(found["signal"]))
+    return add_code(report, int(code["code"]) if code["code"] else -int(code["signal"]))
 
 
 def add_code(report: LauncherReport, code: int | None) -> LauncherReport:
@@ -206,4 +206,4 @@ def parse_ranges(text: str) -> Iterator[int]:
     for part in filter(None, text.strip("[]").split(",")):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
-            yield from range(int(first), min(int(last or first), int(first) + _MOST_TASKS) + 1)
+            yield from range(int(first), min(int(last or first), int(first) + _MAX_TASKS) + 1)

@@ -17,7 +17,7 @@ from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
 
 
 def has_final_success(

@@ -33,7 +33,7 @@ from firstfault_logs.tracebacks import ERROR_LEVEL, EXIT_FUNCTIONS, LAUNCHER_FIL
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import LogRecord
 
-_LAST = 3
+_LINES_AFTER_ERROR = 3
 """Lines after an error that may still belong to the end."""
 _LINES_AFTER_EXCEPTION = 6
 """The same, with what torch advises below an exception."""
@@ -80,7 +80,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
         or sum(
             map(is_substantial, (record for record in by_torch if record.number > lines[-1].number))
         )
-        > _LAST
+        > _LINES_AFTER_ERROR
     ):
         return OwnReport()
     printed = find_printed_exception(own) or (
@@ -98,7 +98,9 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
         if record.number > lines[-1].number and COLLECTIVE_TIMEOUT.search(record.text)
     ]
     if waits and waits[0] not in raised.message:
-        raised = replace(raised, message=redact("\n".join((raised.message, *waits[:_LAST]))))
+        raised = replace(
+            raised, message=redact("\n".join((raised.message, *waits[:_LINES_AFTER_ERROR])))
+        )
     first = next((record for record in reversed(lines) if TRACEBACK in record.text), lines[-1])
     last = max(lines[-1], first, key=lambda record: record.number)
     return OwnReport(
@@ -125,7 +127,7 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     text = "\n".join(record.text for record in lines)
     if not lines or not has_failure_word(text):
         return OwnReport()
-    end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
+    end, at = lines[-_LINES_AFTER_ERROR:], (lines[-1].number, lines[-1].number)
     if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORT_MESSAGE.search(text) else ""):
         return OwnReport(None, text, signal, at)
     native = "\n".join(find_native_lines(text.splitlines())[-_MAX_NATIVE_LINES:])
@@ -136,8 +138,8 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         return OwnReport(None, text, lines=(waits[0].number, waits[-1].number))
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
         return cut_off
-    if found := _find_swallowed_error(lines) or _find_exception_line(lines):
-        return found
+    if report := _find_swallowed_error(lines) or _find_exception_line(lines):
+        return report
     steps = [at for at, record in enumerate(end, 1) if progress_in(record) is not None]
     # a process that printed a step after an error had handled it
     end = end[steps[-1] if steps else 0 :]
@@ -162,7 +164,7 @@ def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
     """Return the last lines about a wait; of a report that lists the missing ranks, all lines."""
     begins = (at for at, record in enumerate(waits) if _STALL_REPORT.search(record.text))
     begin = max(begins, default=None)
-    return waits[-_LAST:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
+    return waits[-_LINES_AFTER_ERROR:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
 
 
 def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
@@ -226,7 +228,7 @@ def _find_swallowed_error(lines: Sequence[LogRecord]) -> OwnReport | None:
     advice = next(
         (at for at, record in enumerate(last_few) if _full_trace_advice().search(record.text)), None
     )
-    above = last_few[max((advice or 0) - _LAST, 0) : advice or 0]
+    above = last_few[max((advice or 0) - _LINES_AFTER_ERROR, 0) : advice or 0]
     report = next((record for record in above if _error_summary().match(record.text)), None)
     if advice is None or report is None or any(map(_shows_handling, last_few[advice + 1 :])):
         return None
@@ -264,7 +266,10 @@ def _shows_handling(record: LogRecord) -> bool:
 
 def _reports_failure(text: str, *, own: bool = False) -> bool:
     """Whether a text reports a failure or, with `own`, a failure of the process that printed it."""
-    found = classify(text)
+    classification = classify(text)
     if own:
-        return found.role is Role.PRIMARY and found.category not in {"unknown", "user_code"}
-    return found.role is not Role.AMBIGUOUS or found.category == "hang"
+        return classification.role is Role.PRIMARY and classification.category not in {
+            "unknown",
+            "user_code",
+        }
+    return classification.role is not Role.AMBIGUOUS or classification.category == "hang"

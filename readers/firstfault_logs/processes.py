@@ -13,16 +13,15 @@ from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault_logs.framing.labels import parse_time_ns
-from firstfault_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
+    from firstfault_logs.attempt_logs import Attempt, Stream
     from firstfault_logs.boxes import Entry
-    from firstfault_logs.collector import Attempt, Stream
     from firstfault_logs.own_reports import OwnReport
     from firstfault_logs.tracebacks import Traceback
 
-MAX_TEXT = 64 * 1024
+MAX_TEXT_CHARACTERS = 64 * 1024
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SCHEDULER_STOPPED = "its scheduler ended the job"
 NO_EXIT_STATUS = "no exit status in the log"
@@ -34,16 +33,6 @@ _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 POD_NUMBER = LazyPattern(
     r"(?:-(?:master|worker|chief|ps|launcher|node|replica|workers?))?-\d{1,6}(?:-[a-z0-9]{5})?$"
 )
-
-_HEALTHY_POD_STATES = (
-    "Running",
-    "Completed",
-    "Succeeded",
-    "Pending",
-    "ContainerCreating",
-    "PodInitializing",
-)
-"""The states of pods that haven't failed."""
 
 
 @dataclass(slots=True)
@@ -114,25 +103,25 @@ class Process:
             return True
         return not self.stopped and bool(self.signal or self.exit_code or self.message)
 
-    def set_exception(self, found: Traceback) -> None:
+    def set_exception(self, traceback: Traceback) -> None:
         """Record the exception that ended it."""
-        self.raised, self.raised_text = found.exception, found.text
-        self.is_ended_by_exception = found.is_uncaught
-        self.time_ns = self.time_ns or found.time_ns
-        self.lines.add((found.stream.file, *found.lines))
+        self.raised, self.raised_text = traceback.exception, traceback.text
+        self.is_ended_by_exception = traceback.is_uncaught
+        self.time_ns = self.time_ns or traceback.time_ns
+        self.lines.add((traceback.stream.file, *traceback.lines))
 
-    def set_own_report(self, found: OwnReport) -> None:
+    def set_own_report(self, report: OwnReport) -> None:
         """Record what it printed itself about its end, if anything."""
-        if not found.text:
+        if not report.text:
             return
-        self.raised = found.raised
-        self.signal = self.signal or found.signal
-        self.raised_text = found.text if found.raised is not None else ""
-        self.own_error = "" if found.raised is not None or found.signal else found.text
-        self.reports_own_end = bool(found.signal)
-        self.uncaught = found.uncaught
-        self.lines.add((self.streams[0].file, *found.lines))
-        first, last = found.lines
+        self.raised = report.raised
+        self.signal = self.signal or report.signal
+        self.raised_text = report.text if report.raised is not None else ""
+        self.own_error = "" if report.raised is not None or report.signal else report.text
+        self.reports_own_end = bool(report.signal)
+        self.uncaught = report.uncaught
+        self.lines.add((self.streams[0].file, *report.lines))
+        first, last = report.lines
         records = (
             record
             for stream in self.streams
@@ -152,10 +141,6 @@ class Process:
     def may_be_on(self, node: str) -> bool:
         """Whether it may have run on a node of this name; an empty name is any node's."""
         return not node or not self.node or node in {self.node, self.host, self.ip}
-
-
-# Ends the name of a pod that may replace another one.
-_POD_SUFFIX = LazyPattern(r"-[a-z0-9]{5}$")
 
 
 class Processes:
@@ -189,8 +174,6 @@ class Processes:
             kept, key=lambda one: (one.label.rank is None, one.file, one.tail[0].number)
         ):
             self._take_stream(stream)
-        for file, node, report in attempt.reports:
-            self._take_report(file, node, report)
 
     def _find_rank_by_node(self) -> dict[str, int]:
         """Return the rank of each node's only process;
@@ -202,17 +185,17 @@ class Processes:
             if label.node and not label.is_process:
                 own_index = {label.node_index} if label.node_index is not None else set()
                 ranks[label.node] |= stream.declared_ranks or own_index
-        found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
+        only_ranks = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
         # without a world size, nodes numbered from 0 have one process each if no process has
         # another number
         is_by_process = any(stream.label.is_process for stream in self.attempt.streams.values())
         size = self.attempt.world_size or (
             0 if self.attempt.is_torchrun or is_by_process else len(ranks)
         )
-        is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(
-            range(size)
-        )
-        return found if is_one_each else {}
+        is_one_each = 1 < len(only_ranks) == len(ranks) == size and sorted(
+            only_ranks.values()
+        ) == list(range(size))
+        return only_ranks if is_one_each else {}
 
     def find(
         self,
@@ -223,27 +206,29 @@ class Processes:
         node: str = "",
     ) -> Process:
         """Return the process that is known by one of these, or a new one."""
-        found = None
+        process = None
         if rank is None and pid is not None:
             rank = self.attempt.rank_by_pid.get(pid)
         if rank is not None:
-            found = self._by_rank.get(rank)
-        if found is None and pid is not None:
-            found = self._only(lambda item: item.pid == pid and item.may_be_on(node))
-        if found is None and local_rank is not None:
-            found = self._only(lambda item: item.local_rank == local_rank and item.may_be_on(node))
-        if found is not None and rank is not None and found.rank not in {None, rank}:
-            found = None
-        if found is None:
-            found = Process()
-            self.all.append(found)
-        found.rank = found.rank if found.rank is not None else rank
-        if found.rank is not None:
-            self._by_rank[found.rank] = found
-        found.pid = found.pid or pid
-        found.local_rank = found.local_rank if found.local_rank is not None else local_rank
-        found.node = found.node or node
-        return found
+            process = self._by_rank.get(rank)
+        if process is None and pid is not None:
+            process = self._only(lambda item: item.pid == pid and item.may_be_on(node))
+        if process is None and local_rank is not None:
+            process = self._only(
+                lambda item: item.local_rank == local_rank and item.may_be_on(node)
+            )
+        if process is not None and rank is not None and process.rank not in {None, rank}:
+            process = None
+        if process is None:
+            process = Process()
+            self.all.append(process)
+        process.rank = process.rank if process.rank is not None else rank
+        if process.rank is not None:
+            self._by_rank[process.rank] = process
+        process.pid = process.pid or pid
+        process.local_rank = process.local_rank if process.local_rank is not None else local_rank
+        process.node = process.node or node
+        return process
 
     def _only(self, fits: Callable[[Process], bool]) -> Process | None:
         matching = [item for item in self.all if fits(item)]
@@ -257,14 +242,14 @@ class Processes:
 
     def _take_entry(self, entry: Entry, file: str, node: str) -> None:
         where = self.resolve_node(node) or entry.host
-        found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
-        found.host = found.host or entry.host
-        found.exit_code, found.signal = entry.exit_code, entry.signal
-        found.time_ns = found.time_ns or parse_time_ns(entry.time.replace("_", "T"))
-        found.lines.add((file, entry.number, entry.last))
+        process = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
+        process.host = process.host or entry.host
+        process.exit_code, process.signal = entry.exit_code, entry.signal
+        process.time_ns = process.time_ns or parse_time_ns(entry.time.replace("_", "T"))
+        process.lines.add((file, entry.number, entry.last))
         text = "\n".join(entry.traceback)
         if text and (raised := exception_in(text, whole=True)):
-            found.raised, found.raised_text = raised, text
+            process.raised, process.raised_text = raised, text
 
     def _take_stream(self, stream: Stream) -> None:
         label = stream.label
@@ -286,151 +271,28 @@ class Processes:
             return
         if rank is not None and not node:
             node = self.task_nodes.get(rank, "") if self.tasks_are_ranks else ""
-        found = self.find(rank=rank, pid=label.pid, local_rank=label.local_rank, node=node)
-        found.ip = found.ip or label.ip
-        found.streams.append(stream)
-
-    def _take_report(self, file: str, node: str, report: LauncherReport) -> None:
-        if report.kind not in {ReportKind.ENDED, ReportKind.STOPPED, ReportKind.OOM}:
-            return
-        node = self.resolve_node(report.node or report.ip or node)
-        for process in self._find_reported(file, node, report):
-            process.lines.add((file, report.number, report.number))
-            process.node = process.node or node
-            process.ip = process.ip or report.ip
-            process.is_oom |= report.is_oom
-            if report.kind is ReportKind.STOPPED:
-                self._take_stop(process, report)
-            elif not process.has_ended:
-                self._take_end(process, report, node)
-
-    def _take_stop(self, process: Process, report: LauncherReport) -> None:
-        if process.has_ended and process.signal != report.signal:
-            return
-        # srun prints the first task that SIGTERM ended before it ends all others
-        is_one = len(report.tasks or report.ranks) == 1
-        is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
-        if is_first and not process.has_ended:
-            process.signal, process.stopped = "SIGTERM", ""
-            process.launcher_time_ns = report.time_ns
-            return
-        if process.has_ended:
-            process.exit_code = None  # its launcher's signal
-        else:
-            process.launcher_time_ns = None
-        process.signal, process.stopped = "", LAUNCHER_STOPPED
-        process.stop_signal = report.signal
-
-    def _take_end(self, process: Process, report: LauncherReport, node: str) -> None:
-        is_after = (
-            bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
-        )
-        if is_after:
-            is_lost = any(
-                other.kind is ReportKind.LOST and other.node == node
-                for _, _, other in self.attempt.reports
-            )
-            process.stopped = LOST_WITH_NODE if is_lost and node else LAUNCHER_STOPPED
-            process.stop_signal = "" if is_lost else report.signal
-            process.exit_code, process.signal = None, ""
-        else:
-            process.stopped = ""
-            process.exit_code = report.exit_code
-            process.signal = report.signal or ("SIGKILL" if report.is_oom else "")
-        process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
-
-    def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
-        """Return the processes that a report is about."""
-        of_tasks = report.tasks if self.tasks_are_ranks else ()
-        ranks = of_tasks if report.tasks else report.ranks
-        if not ranks and report.local_rank is None and node in self.rank_by_node:
-            ranks = (self.rank_by_node[node],)
-        elif not ranks and report.local_rank is not None:
-            first = self.attempt.find_first_rank((file, node))
-            ranks = () if first is None else (first + report.local_rank,)
-        if ranks:
-            local = report.local_rank if len(ranks) == 1 else None
-            return [
-                self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks
-            ]
-        if report.tasks:
-            return []
-        spawned = self.attempt.find_spawned(report.pid) if report.pid is not None else None
-        if spawned is not None and report.local_rank is None:
-            rank, local = spawned
-            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node)]
-        if report.pid is not None or report.local_rank is not None:
-            return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
-        is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)
-        return [self.find_by_node(node)] if is_end else []
+        process = self.find(rank=rank, pid=label.pid, local_rank=label.local_rank, node=node)
+        process.ip = process.ip or label.ip
+        process.streams.append(stream)
 
     def find_by_node(self, node: str) -> Process:
         """Return the process that is known by its node only, or a new one."""
-        found = self._only(
+        process = self._only(
             lambda item: bool(node) and item.node == node and not (item.is_known or item.raised)
         )
-        if found is None:
-            found = Process(node=node)
-            self.all.append(found)
-        return found
-
-    def _is_of_job(self, pod: str) -> bool:
-        """Whether a pod in a table is one of the job's that failed in the end:
-        a table may have pods of other jobs.
-        """
-        listed = self.attempt.listed_pods
-        if pod not in listed:
-            return True
-        name = _POD_SUFFIX.sub("", pod)
-        replaced_by = (other for other in listed if _POD_SUFFIX.sub("", other) == name)
-        if any(listed[other] in _HEALTHY_POD_STATES for other in (pod, *replaced_by)):
-            return False
-        pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
-        if pods:
-            return pod in pods
-        job = POD_NUMBER.sub("", pod)
-        others = (other for other in listed if other != pod)
-        return len(listed) == 1 or any(POD_NUMBER.sub("", other) == job for other in others)
-
-    def take_launcher_ends(self) -> None:
-        """Take launchers that ended with an error, such as torchrun in a task of srun:
-        nothing else shows a failure.
-        """
-        for file, node, report in self.attempt.reports:
-            if (
-                report.kind is ReportKind.ENDED
-                and report.tasks
-                and (report.exit_code or report.signal)
-            ):
-                where = self.resolve_node(report.node or node)
-                lines = {(file, report.number, report.number)}
-                self.all.append(
-                    Process(
-                        node=where,
-                        exit_code=report.exit_code,
-                        signal=report.signal,
-                        lines=lines,
-                    )
-                )
-                self.all[-1].launcher_text, self.all[-1].launcher_time_ns = (
-                    report.text,
-                    report.time_ns,
-                )
-
-    def _rest_stopped_before(self, report: LauncherReport) -> bool:
-        earlier = (
-            other.kind for _, _, other in self.attempt.reports if other.number < report.number
-        )
-        return ReportKind.REST_STOPPED in earlier
+        if process is None:
+            process = Process(node=node)
+            self.all.append(process)
+        return process
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
     """Return the exception of the last traceback in a text, with its causes, printed before it."""
-    found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
-    if not found:
+    chain = parse_exceptions(clean(text, MAX_TEXT_CHARACTERS), whole=whole)
+    if not chain:
         return None
     first, *causes = (
         replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file))
-        for link in found
+        for link in chain
     )
     return replace(first, relation="", causes=tuple(causes))

@@ -29,7 +29,7 @@ from firstfault_logs.processes import (
 )
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
 
 _MAX_WORLD_SIZE = 4096
 """In a larger job, ranks without a line aren't listed."""
@@ -128,8 +128,8 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
     """
     lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
     for file, node, report in attempt.reports:
-        found = AGENT_LOG_LINE.match(report.text)
-        agent = found["pid"] or "" if found is not None else ""
+        agent_line = AGENT_LOG_LINE.match(report.text)
+        agent = agent_line["pid"] or "" if agent_line is not None else ""
         if report.pid is None or not (agent or attempt.size.nodes <= 1):
             continue
         if report.kind is ReportKind.STOPPED:

@@ -18,17 +18,17 @@ from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault.utils.text import one_line
-from firstfault_logs.processes import MAX_TEXT, exception_in
+from firstfault_logs.processes import MAX_TEXT_CHARACTERS, exception_in
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _ERROR = "error.json"
 _MAX_ERROR_BYTES = 2 * 1024 * 1024
-_LAST_SECOND = 253_402_300_799
+_MAX_UNIX_SECONDS = 253_402_300_799
 """Last second of the year 9999, Unix time."""
 _RANDOM = len("_hbse3iwq")
-_APART_S = 3.0
+_MAX_GAP_SECONDS = 3.0
 """Longest gap between the folders of one run; torchrun needs longer to start again."""
 _NOTES = (
     "torchrun's log folder has times in whole seconds, and neither exit codes nor signals",
@@ -65,12 +65,14 @@ def workers_in(folder: Path) -> list[Worker]:
     depths = (
         folder.glob(pattern) for pattern in ("[0-9]*", "attempt_*/[0-9]*", "*/attempt_*/[0-9]*")
     )
-    found = next(filter(None, (list(filter(None, map(_worker, paths))) for paths in depths)), [])
+    found_workers = next(
+        filter(None, (list(filter(None, map(_worker, paths))) for paths in depths)), []
+    )
     last: dict[str, int] = defaultdict(int)
-    for worker in found:
+    for worker in found_workers:
         last[worker.node] = max(last[worker.node], worker.attempt)
     return sorted(
-        _of_newest_run([worker for worker in found if worker.attempt == last[worker.node]])
+        _of_newest_run([worker for worker in found_workers if worker.attempt == last[worker.node]])
     )
 
 
@@ -100,15 +102,16 @@ def _of_newest_run(workers: Sequence[Worker]) -> list[Worker]:
             paths = (worker.folder.parent, worker.folder, *worker.folder.iterdir())
             times[worker.node] += [path.lstat().st_mtime for path in paths]
     spans = {
-        node: (min(found, default=0.0), max(found, default=0.0)) for node, found in times.items()
+        node: (min(times_of_node, default=0.0), max(times_of_node, default=0.0))
+        for node, times_of_node in times.items()
     }
     newest = max(spans, key=lambda node: spans[node][1], default="")
     return [
         worker
         for worker in workers
         if _run_of(worker.node) == _run_of(newest)
-        and spans[worker.node][1] >= spans[newest][0] - _APART_S
-        and spans[worker.node][0] <= spans[newest][1] + _APART_S
+        and spans[worker.node][1] >= spans[newest][0] - _MAX_GAP_SECONDS
+        and spans[worker.node][0] <= spans[newest][1] + _MAX_GAP_SECONDS
     ]
 
 
@@ -153,8 +156,8 @@ def with_error_files(printed: Iterable[WorkerError], workers: Sequence[Worker]) 
         notes.append(f"{len(nodes)} folders of the run {_run_of(min(nodes))!r} count as its nodes")
     else:
         firsts = {node: first if len(first) == 1 else {0} for node, first in firsts.items()}
-    found = tuple(_ranked(item, firsts[item.node]) for item in documents)
-    return Snapshot(found, unreadable=tuple(unreadable), notes=tuple(notes))
+    ranked_documents = tuple(_ranked(item, firsts[item.node]) for item in documents)
+    return Snapshot(ranked_documents, unreadable=tuple(unreadable), notes=tuple(notes))
 
 
 def _ranked(document: WorkerError, first: set[int]) -> WorkerError:
@@ -221,12 +224,12 @@ def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
     seconds = str(extra.get("timestamp") or "")
     type_, _, message = text.partition(": ")
     raised = exception_in(stack, whole=True) or ExceptionInfo(type_, message)
-    if seconds.isdecimal() and int(seconds) > _LAST_SECOND:
+    if seconds.isdecimal() and int(seconds) > _MAX_UNIX_SECONDS:
         raise ValueError(f"the timestamp {one_line(seconds, 30)} is later than the year 9999")
     return replace(
         printed,
         code=f"USER:{raised.type.rpartition('.')[2]}",
-        message=clean(stack or text, MAX_TEXT),
+        message=clean(stack or text, MAX_TEXT_CHARACTERS),
         origin=Origin.USER,
         exception=raised,
         signal="",

@@ -21,7 +21,7 @@ from firstfault_logs.framing.labels import GLOG_STAMP
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Excerpt, Stream
+    from firstfault_logs.attempt_logs import Excerpt, Stream
     from firstfault_logs.framing.labels import LogRecord
 
 MAX_LINES_AFTER_END = 10
@@ -149,23 +149,23 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
     exception that caused it: one failure, which is the quoted one.
     """
     quoting: Traceback | None = None
-    for found in _read_excerpts(stream):
-        if quoting is not None and found.lines[0] - quoting.lines[1] == _LINES_TO_QUOTED:
+    for traceback in _read_excerpts(stream):
+        if quoting is not None and traceback.lines[0] - quoting.lines[1] == _LINES_TO_QUOTED:
             yield replace(
-                found,
-                lines=(quoting.lines[0], found.lines[1]),
+                traceback,
+                lines=(quoting.lines[0], traceback.lines[1]),
                 heading=quoting.heading,
-                lines_around=(*quoting.lines_around[:1], *found.lines_around[1:]),
-                time_ns=quoting.time_ns if found.time_ns is None else found.time_ns,
+                lines_around=(*quoting.lines_around[:1], *traceback.lines_around[1:]),
+                time_ns=quoting.time_ns if traceback.time_ns is None else traceback.time_ns,
             )
             quoting = None
             continue
         if quoting is not None:
             yield quoting
-        message = found.exception.message.rstrip()
-        quoting = found if message.endswith(":") and "\n" not in message else None
+        message = traceback.exception.message.rstrip()
+        quoting = traceback if message.endswith(":") and "\n" not in message else None
         if quoting is None:
-            yield found
+            yield traceback
     if quoting is not None:
         yield quoting
 
@@ -288,8 +288,8 @@ def _has_glog_error_level(text: str) -> bool:
     """Whether a line begins with the level of an error or of the end,
     in the form of native code and of absl.
     """
-    found = GLOG_STAMP.match(text)
-    return found is not None and text.lstrip("[")[:1] in {"E", "F"}
+    stamp = GLOG_STAMP.match(text)
+    return stamp is not None and text.lstrip("[")[:1] in {"E", "F"}
 
 
 def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
@@ -298,10 +298,10 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
 
     If alternating tracebacks all end with the same exception, it's returned once, without frames.
     """
-    found = list(find_tracebacks(stream))
+    tracebacks = list(find_tracebacks(stream))
     mixed = [excerpt for excerpt in stream.excerpts if excerpt.is_mixed]
     if not mixed:
-        return found, ""
+        return tracebacks, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
     named = (EXCEPTION_LINE.match(record.text) for excerpt in mixed for record in excerpt.lines)
     last_lines = [
@@ -312,9 +312,9 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
     if len({last[0] for last in last_lines}) != 1:
         where = f"lines {lines[0]} to {lines[1]}"
         return (
-            found,
+            tracebacks,
             f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them",
         )
     exception = ExceptionInfo(last_lines[0]["type"], redact(last_lines[0]["message"] or ""))
     same = Traceback(exception, format_exception(exception), stream, lines)
-    return [*(one for one in found if not one.is_mixed), same], ""
+    return [*(one for one in tracebacks if not one.is_mixed), same], ""

@@ -226,7 +226,7 @@ def test_jobs_of_one_image_have_separate_documents(monkeypatch: pytest.MonkeyPat
     """Each JobSet has documents of its own, so that none takes another one's
     verdict for its previous one.
     """
-    monkeypatch.setattr("flyteplugins.firstfault.engine._USERS_JOB", "team")
+    monkeypatch.setattr("flyteplugins.firstfault.engine._USER_JOB_NAME", "team")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", "s3://bucket/all")
     monkeypatch.setenv("FIRSTFAULT_JOB", "team")
     for name in ("run-a0", "run-a1"):

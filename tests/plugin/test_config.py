@@ -16,7 +16,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 from firstfault.errors import UsageError
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import parse_nnodes
-from flytekitplugins.firstfault.elastic import _launch_config
+from flytekitplugins.firstfault.elastic import _build_launch_config
 
 OF_TORCHRUN = (
     *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
@@ -217,7 +217,7 @@ def test_without_options_torch_gets_its_own_defaults(monkeypatch: pytest.MonkeyP
     @task(task_config=Elastic(increase_shared_mem=False))
     def train() -> None: ...
 
-    ours = dataclasses.asdict(_launch_config(train.task_config))  # type: ignore[arg-type]
+    ours = dataclasses.asdict(_build_launch_config(train.task_config))  # type: ignore[arg-type]
     own = {
         "run_id",
         "rdzv_backend",
@@ -259,7 +259,7 @@ def test_options_of_torchrun_reach_torch(tmp_path: Path) -> None:
     )
     def train() -> None: ...
 
-    config = _launch_config(train.task_config)  # type: ignore[arg-type]
+    config = _build_launch_config(train.task_config)  # type: ignore[arg-type]
     assert {name: getattr(config, name) for name in values} == values
     assert config.numa_options == NumaOptions(AffinityMode.NODE)
     assert config.logs_specs == DefaultLogsSpecs(str(tmp_path), Std.ALL, {0: Std.OUT}, {0})
@@ -273,7 +273,7 @@ def test_an_unknown_event_handler_is_refused_at_run_time() -> None:
     def train() -> None: ...
 
     with pytest.raises(UsageError, match="names no handler of torch elastic: 'mine'"):
-        _launch_config(train.task_config)  # type: ignore[arg-type]
+        _build_launch_config(train.task_config)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])

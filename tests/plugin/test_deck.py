@@ -29,7 +29,7 @@ from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints, rank_decks
-from flytekitplugins.firstfault.deck import elected, publish_deck
+from flytekitplugins.firstfault.deck import elect_node, publish_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from flytekitplugins.firstfault.rank_decks import DeckKeeper
 from tests.prefix import Prefix
@@ -157,14 +157,14 @@ def test_rank_0s_node_writes_the_deck_else_the_first_failed_node(
     """Rank 0's node writes the deck if its agent lives, else the first failed node,
     in any order of the roster.
     """
-    chosen = [elected(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]
+    chosen = [elect_node(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]
     assert [place.node if place is not None else None for place in chosen] == [expected, expected]
 
 
 def test_a_pod_that_succeeded_and_exited_does_not_write_the_deck() -> None:
     """If pods exit when they succeed, as with a master, only a failed pod is elected."""
     job = make_job(roster=(_entry(Phase.SUCCEEDED, 0, 0), _failed(1, 1)))
-    place = elected(job, staying=(Phase.FAILED,))
+    place = elect_node(job, live_phases=(Phase.FAILED,))
     assert getattr(place, "node", None) == "worker-1"
 
 
@@ -202,14 +202,14 @@ def test_the_keeper_saves_decks_soon_and_at_the_end(
     decks: list[Deck], keeper: DeckKeeper, tmp_path: Path
 ) -> None:
     """The file has a deck seconds after it was added,
-    and all decks after `look_now` and after `end`.
+    and all decks after `check_now` and after `end`.
     """
     assert read_saved_decks(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
     wait_until(lambda: read_saved_decks(tmp_path), seconds=LONG_S)
     assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>")]
     decks[0].append("<b>½</b>")
-    keeper.look_now(LONG_S)
+    keeper.check_now(LONG_S)
     assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
     decks.append(_deck("samples", "a \udc80 b"))
     keeper.end()
@@ -237,7 +237,7 @@ def test_too_large_decks_are_left_out_with_one_log_line(
     """Decks over the limit are left out with one log line; the others are kept."""
     monkeypatch.setattr(rank_decks, "_MAX_DECK_BYTES", 100)
     decks += [_deck("small", "1"), _deck("large", "x" * 100), _deck("last", "2")]
-    keeper.look_now(LONG_S)
+    keeper.check_now(LONG_S)
     decks[2].append("3")
     keeper.end()
     assert read_saved_decks(tmp_path) == [("small", "1"), ("last", "2\n3")]
@@ -431,7 +431,7 @@ def test_a_pod_does_not_change_the_deck_of_another_pod(pod: Pod) -> None:
     and flytekit's deprecated property is not read.
     """
     pod.another(0)
-    theirs = f"<p>{deck._MARK}</p>"
+    theirs = f"<p>{deck._REPORT_MARK}</p>"
     (pod.prefix.folder / "deck.html").write_text(theirs)
     pod.run()
     assert (pod.prefix.folder / "error.pb").exists()

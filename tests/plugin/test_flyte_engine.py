@@ -56,10 +56,12 @@ def test_the_error_file_has_the_name_that_the_backend_expects(
     """An attempt's error file is error.pb, or one of its own if the backend asks for that;
     the long name counts.
     """
-    assert flyte_engine.multi_error_files(environment) is expected
+    assert flyte_engine.writes_error_file_per_pod(environment) is expected
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    names = {flyte_engine.sealed_name(f"s3://bucket/run/data/{attempt}") for attempt in (0, 0, 1)}
+    names = {
+        flyte_engine.get_verdict_name(f"s3://bucket/run/data/{attempt}") for attempt in (0, 0, 1)
+    }
     pattern = r"error-[0-9a-f]{32}\.pb" if expected else r"error\.pb"
     assert all(re.fullmatch(pattern, name) and is_stock_error_file(name) for name in names)
     assert len(names) == (2 if expected else 1)
@@ -79,7 +81,7 @@ def test_a_node_is_named_as_its_pod_else_as_its_host(
     environment: dict[str, str], name: str
 ) -> None:
     """A node is named as the backend names its pod, else as its host."""
-    assert flyte_engine.node_name(environment) == name
+    assert flyte_engine.get_node_name(environment) == name
 
 
 @pytest.mark.parametrize(("text", "number"), [("2", 2), ("", 0), ("two", 0)])
@@ -317,6 +319,6 @@ def test_without_kubernetes_no_namespace_is_guessed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_PROJECT", "local")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_DOMAIN", "development")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert flyte_engine.namespace() == ""
+    assert flyte_engine.get_namespace() == ""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    assert flyte_engine.namespace() == "local-development"
+    assert flyte_engine.get_namespace() == "local-development"

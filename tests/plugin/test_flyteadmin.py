@@ -258,7 +258,7 @@ def test_a_silent_or_absent_server_is_one_line_within_the_limit(
     """A server that never answers is given up after the limit, one that is not there at once,
     each in one line.
     """
-    monkeypatch.setattr(flyteadmin, "_SECONDS", 0.5)
+    monkeypatch.setattr(flyteadmin, "_ADMIN_TIMEOUT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("FLYTE_PLATFORM_URL", endpoint)
@@ -268,7 +268,7 @@ def test_a_silent_or_absent_server_is_one_line_within_the_limit(
         ran.err
         == f"firstfault: flyteadmin at {endpoint} didn't respond within 0.5 s; check the endpoint\n"
     )
-    monkeypatch.setattr(flyteadmin, "_SECONDS", 60.0)
+    monkeypatch.setattr(flyteadmin, "_ADMIN_TIMEOUT_SECONDS", 60.0)
     ran = show("flyte://flytesnacks/development/f3a9")
     (line,) = ran.err.splitlines()
     assert ran.code == EXIT.TOOL_FAILED

@@ -111,11 +111,11 @@ def test_preemptions_are_left_to_rays_own_budget(
     """Ray has a budget of its own for preemptions, which it shows in two ways;
     other failures are judged once.
     """
-    monkeypatch.setattr("firstfault_torch.ray_train.RAY_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("firstfault_torch.torchrun.integration.CONTROLLER_SETTLE_SECONDS", 0.0)
     [run] = ended["folder"].glob("bug/run/firstfault-runs/*")
     callback = StopRepeatedFaults()
     raised = 0
-    callback._run = str(run)
+    callback.run = str(run)
     callback.before_worker_group_start(SimpleNamespace(num_workers=2))
     for _ in range(3):
         try:

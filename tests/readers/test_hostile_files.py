@@ -435,11 +435,11 @@ def test_documents_beyond_the_limit_are_counted_as_not_read(
     """
     attempt.write(*(make_error(rank) for rank in range(12)))
     attempt.put("firstfault/errors/other.pb", encode(make_error(20)))
-    monkeypatch.setattr(fetch, "MAX_OPENED", 10)
+    monkeypatch.setattr(fetch, "MAX_OPENED_FILES", 10)
     job = attempt.reader().job()
     assert (len(job.failures), job.coverage.unreadable) == (10, 3)
     assert "not opened: of an attempt 10 documents" in job.coverage.notes[0]
-    monkeypatch.setattr(fetch, "MAX_OPENED", 100)
+    monkeypatch.setattr(fetch, "MAX_OPENED_FILES", 100)
     monkeypatch.setattr(fetch, "MAX_OPENED_BYTES", 5 * len(encode(make_error(0))))
     job = attempt.reader().job()
     assert 0 < len(job.failures) <= 5
@@ -456,7 +456,7 @@ def test_roster_entries_beyond_the_limit_count_by_their_names(
             for node in range(20)
         )
     )
-    monkeypatch.setattr(fetch, "MAX_OPENED", 15)
+    monkeypatch.setattr(fetch, "MAX_OPENED_FILES", 15)
     job = attempt.reader().job()
     assert attempt.reader().is_error()
     assert {entry.place.group_rank for entry in job.roster} == set(range(20))

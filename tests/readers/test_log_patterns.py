@@ -6,6 +6,7 @@ import firstfault_logs
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs import (
     assignment,
+    attempt_logs,
     attempts,
     boxes,
     collector,
@@ -17,8 +18,18 @@ from firstfault_logs import (
     torchrun_folder,
     tracebacks,
 )
+from firstfault_logs.causes import ray_reports, reported_ends, unlabeled_lines
 from firstfault_logs.completion import loops, noise, peers, proof, rounds, summary, words
-from firstfault_logs.framing import exports, files, labels, lines, named_ranks, outputs
+from firstfault_logs.framing import (
+    exports,
+    files,
+    inline_labels,
+    job_statements,
+    labels,
+    lines,
+    named_ranks,
+    outputs,
+)
 from tests.readers.any_pattern import find_all
 
 _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
@@ -61,17 +72,17 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (files._NO_LOG_NAME, "changelog.md", {}),
     (files._NO_LOG_BEGIN, "<!DOCTYPE html>", {}),
     (processes.POD_NUMBER, "train-worker-0", {}),
-    (processes._POD_SUFFIX, "train-worker-0-x7k2p", {}),
+    (reported_ends._POD_SUFFIX, "train-worker-0-x7k2p", {}),
     (tracebacks.LAUNCHER_FILE, "/x/site-packages/torch/distributed/elastic/rendezvous/api.py", {}),
     (tracebacks.ERROR_LEVEL, "2031-05-06 07:08:09,000 ERROR the step failed", {}),
     (tracebacks._COMMAND_FAILED, "Training has failed even after 3 attempts.", {}),
     (
-        assignment._RAY_TASK_ERROR,
+        ray_reports._RAY_TASK_ERROR,
         "ray::_Inner.train() (pid=70, ip=9.8.7.6, repr=Train)",
         {"pid": "70", "ip": "9.8.7.6"},
     ),
     (
-        assignment._RAY_ACTOR_DIED,
+        ray_reports._RAY_ACTOR_DIED,
         (
             "ActorDiedError: The actor died unexpectedly before finishing this task.\n"
             "\tclass_name: Worker\n\tpid: 4711\n\tnamespace: default\n\tip: 10.0.0.7"
@@ -84,8 +95,12 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         {"rank": "2"},
     ),
     (assignment._RANK_HEADING, "[Rank 2 Error Snippet]:", {"rank": "2"}),
-    (assignment._POD_DESCRIPTION, "Name:         train-worker-1", {}),
-    (assignment._ERROR_ON_RANK, "CRITICAL [train:9, rank=6] Uncaught ValueError", {"rank": "6"}),
+    (unlabeled_lines._POD_DESCRIPTION, "Name:         train-worker-1", {}),
+    (
+        unlabeled_lines._ERROR_ON_RANK,
+        "CRITICAL [train:9, rank=6] Uncaught ValueError",
+        {"rank": "6"},
+    ),
     (
         lines.EXCEPTION_LINE,
         "ValueError: the batch of rank 1 has no labels",
@@ -141,42 +156,42 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (launchers.MAYBE_CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {}),
     (launchers._CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {"signal": "4"}),
     (named_ranks.DECLARED_RANK, "Rank 3: step 0 loss 2.5904", {"rank": "3"}),
-    (collector._CHAINED_TRACEBACK, "Original Traceback (most recent call last):", {}),
+    (attempt_logs._CHAINED_TRACEBACK, "Original Traceback (most recent call last):", {}),
     (collector._FILE_HEADER, "==> w-0.log <==", {"path": "w-0.log"}),
     (collector._SHELL_COMMAND, "$ python train.py --epochs 30 --lr 3", {}),
     (collector._TORCHRUN_OUTPUT, "torchrun --standalone --nproc_per_node=4 train.py", {}),
-    (collector._WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {"world": "4"}),
-    (collector._MAYBE_WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {}),
+    (job_statements._WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {"world": "4"}),
+    (job_statements._MAYBE_WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {}),
     (
-        collector._DEFAULT_WORLD_SIZE,
+        job_statements._DEFAULT_WORLD_SIZE,
         "Namespace(epochs=90, lr=0.1, multiprocessing_distributed=True, world_size=1)",
         {},
     ),
     (
-        collector._POD_ROW,
+        job_statements._POD_ROW,
         "other-app-7      0/1     Error       0          10m",
         {"pod": "other-app-7", "status": "Error"},
     ),
-    (collector._DESCRIBED_POD, "Name:         train-worker-1", {"pod": "train-worker-1"}),
+    (job_statements._DESCRIBED_POD, "Name:         train-worker-1", {"pod": "train-worker-1"}),
     (
-        collector._RANK_AND_PID,
+        job_statements._RANK_AND_PID,
         "- (ip=9.8.7.6, pid=71) world_rank=0, local_rank=0",
         {"pid2": "71", "rank2": "0"},
     ),
     (
-        collector._REPORT_TIME,
+        job_statements._REPORT_TIME,
         "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***",
         {"time": "2031-05-06T07:08:09"},
     ),
     (
-        collector._INLINE_RANK,
+        inline_labels._INLINE_RANK,
         "[Rank 3] Watchdog caught collective operation timeout",
         {"rank": "3"},
     ),
     (named_ranks.LOGGED_RANK, "06-May-31 07:08:09 [Worker:0] [INFO] step 1", {"rank": "0"}),
-    (collector._INLINE_PID, "[ERROR] RUNTIME(PID: 4711, Device: 3) failed", {"pid": "4711"}),
+    (inline_labels._INLINE_PID, "[ERROR] RUNTIME(PID: 4711, Device: 3) failed", {"pid": "4711"}),
     (
-        collector._NCCL_LINE_START,
+        inline_labels._NCCL_LINE_START,
         "lane:9:12 [0] NCCL INFO comm 0x1 rank 0 nranks 8 - Destroy COMPLETE",
         {"host": "lane", "pid": "9"},
     ),

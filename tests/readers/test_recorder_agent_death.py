@@ -18,7 +18,7 @@ import pytest
 from firstfault.layout import ERRORS, error_key_for
 from firstfault.model import Phase, Receipt, Writer
 from firstfault.recorder.client import RecorderClient, Target
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY, NodeFolder
 from firstfault.recorder.orphans import find_orphans, kill_orphan_processes
 from firstfault.recorder.spool import Spool
 from firstfault.testing import make_error, make_presence
@@ -38,9 +38,9 @@ def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
         message="the agent died",
         round=round_number,
     )
-    folder.last_words.add(DOCUMENT, encode(lost))
+    folder.last_words.add(DEATH_DOCUMENT, encode(lost))
     folder.last_words.add(
-        PRESENCE,
+        DEATH_ROSTER_ENTRY,
         encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)),
     )
 
@@ -165,13 +165,13 @@ def test_unreadable_documents_are_uploaded_as_they_are(
     """
     dying = agent(out.uri)
     write_last_words(dying.folder)
-    dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")
+    dying.folder.last_words.add(DEATH_DOCUMENT, b"\xff\xff\xff")
     dying.folder.spool("0-0").add("strange.pb", b"\xff\xff\xff")
     dying.kill()
     dying.wait_for_recorder()
     assert list(out.files()) == ["strange.pb"]
     assert [receipt.name for receipt in out.roster()[0].receipts] == ["strange.pb"]
-    assert f"{DOCUMENT} is not an error document" in capfd.readouterr().err
+    assert f"{DEATH_DOCUMENT} is not an error document" in capfd.readouterr().err
     early = agent(f"{out.uri}/early")
     early.folder.agent_spool.add("own.pb", b"\xff")
     early.kill()

@@ -12,7 +12,7 @@ import pytest
 from firstfault.model import Writer
 from firstfault.recorder import folder_keeper
 from firstfault.recorder.client import RecorderClient
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY, NodeFolder
 from firstfault.recorder.folder_keeper import FolderKeeper
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -26,9 +26,10 @@ pytestmark = pytest.mark.slow
 
 def write_last_words(folder: NodeFolder) -> None:
     folder.last_words.add(
-        DOCUMENT, encode(make_error(None, at_ms=None, exception=None, message="the agent died"))
+        DEATH_DOCUMENT,
+        encode(make_error(None, at_ms=None, exception=None, message="the agent died")),
     )
-    folder.last_words.add(PRESENCE, encode_presence(make_presence(timestamp_ns=None)))
+    folder.last_words.add(DEATH_ROSTER_ENTRY, encode_presence(make_presence(timestamp_ns=None)))
 
 
 def clean_unlocked(folder: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_removed_folder_is_restored_with_its_socket(
     """
     dying = agent(out.uri)
     folder = dying.folder
-    words = folder.last_words.folder / DOCUMENT
+    words = folder.last_words.folder / DEATH_DOCUMENT
 
     def is_restored() -> bool:
         """Clean until the recorder had seen the last words before."""
@@ -152,7 +153,7 @@ def test_emptied_last_words_are_not_restored(agent: StartAgent, out: Prefix) -> 
     ending = agent(out.uri)
     write_last_words(ending.folder)
     RecorderClient(ending.folder).resources(HANG_S)
-    ending.folder.last_words.add(DOCUMENT, b"")
+    ending.folder.last_words.add(DEATH_DOCUMENT, b"")
     ending.kill()
     ending.wait_for_recorder()
     assert out.failures() == []

@@ -20,7 +20,7 @@ from firstfault.layout import ERRORS, ROSTER
 from firstfault.model import Receipt
 from firstfault.recorder import uploads as uploads_module
 from firstfault.recorder.client import RECEIVED, RecorderClient, Target
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY, NodeFolder
 from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.uploads import Uploads
 from firstfault.testing import make_error, make_presence
@@ -364,8 +364,8 @@ def test_end_removes_process_and_folder_once(start: Start, out: Prefix) -> None:
     assert threading.active_count() == threads
     spooled(process, "b.pb")
     process.folder.agent_spool.add("c.pb", b"spooled")
-    process.folder.last_words.add(DOCUMENT, encode(make_error(None)))
-    process.folder.last_words.add(PRESENCE, encode_presence(make_presence()))
+    process.folder.last_words.add(DEATH_DOCUMENT, encode(make_error(None)))
+    process.folder.last_words.add(DEATH_ROSTER_ENTRY, encode_presence(make_presence()))
     process.end(HANG_S)
     assert not process.alive()
     assert is_gone(process.pid)

@@ -482,8 +482,8 @@ def test_documents_of_one_process_are_compared_with_their_own_times(
         )
     job = make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
     assert len(job.failures) == 1
-    assert (Clocks(job).sentences(), find_clock_warnings(job.failures)) == ([], [])
-    assert Clocks(job).offset("worker-0").is_known
+    assert (Clocks(job).describe_wrong_clocks(), find_clock_warnings(job.failures)) == ([], [])
+    assert Clocks(job).get_offset("worker-0").is_known
 
 
 _MOMENTS = st.builds(
@@ -504,11 +504,11 @@ def test_one_pass_equals_comparing_each_with_each(
 ) -> None:
     """What one pass tells is the same as comparing each failure with each."""
     clocks = Clocks(make_job(*failures))
-    assert clocks.before_all(failures)(other) is all(
-        clocks.before(other, failure) for failure in failures
+    assert clocks.make_before_all_check(failures)(other) is all(
+        clocks.is_before(other, failure) for failure in failures
     )
     assert clocks.may_be_first(failures) == [
-        not any(clocks.before(one, failure) for one in failures) for failure in failures
+        not any(clocks.is_before(one, failure) for one in failures) for failure in failures
     ]
 
 

@@ -86,7 +86,7 @@ def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
         return await listed(self, folder)
 
     monkeypatch.setattr(FsspecStore, "list", look)
-    monkeypatch.setattr("firstfault.cli._following._SEALING_S", 0.05)
+    monkeypatch.setattr("firstfault.cli._following._SEALING_SECONDS", 0.05)
 
     def watch(
         *steps: Callable[[], object],

@@ -26,7 +26,7 @@ from firstfault.model import (
 )
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.wire.codecs import MAX_LINE_READ
+from firstfault.wire.codecs import MAX_LINE_CHARACTERS_READ
 from firstfault.wire.documents import (
     MAX_DOCUMENT_BYTES,
     decode,
@@ -454,7 +454,7 @@ def _depth(exception: ExceptionInfo) -> int:
         (
             lambda it: setattr(it, "signal", "x" * 10_000),
             lambda read: len(read.signal),
-            MAX_LINE_READ,
+            MAX_LINE_CHARACTERS_READ,
         ),
         (
             lambda it: it.sent_signals.extend([pb.SentSignal()] * 500),

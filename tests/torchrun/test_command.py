@@ -12,7 +12,7 @@ from torch.distributed.run import get_args_parser
 
 from firstfault.cli import main
 from firstfault_start import handler
-from firstfault_torch.torchrun.agent import stand_in
+from firstfault_torch.torchrun.agent import replace_launcher_agent
 from firstfault_torch.torchrun.command import add_help
 from firstfault_torch.torchrun.settings import read_options, set_variables
 from firstfault_torch.torchrun.variables import drop_invalid
@@ -165,7 +165,7 @@ def test_an_unsupported_torch_runs_its_own_agent_with_a_warning(
     """If torch's launcher has no such agent, its own one runs the workers, with a warning."""
     monkeypatch.delattr("torch.distributed.launcher.api.LocalElasticAgent")
     before = rendezvous_handler_registry.create_handler
-    stand_in()
+    replace_launcher_agent()
     assert rendezvous_handler_registry.create_handler == before
     assert "torch's own agent runs the workers" in caplog.text
 
@@ -198,7 +198,7 @@ def test_an_unknown_option_is_refused_with_a_similar_one(
 ) -> None:
     """It is refused in the words of torch, and a similar one is named."""
     monkeypatch.setattr(sys, "argv", ["firstfault"])
-    monkeypatch.setattr("firstfault_torch.torchrun.agent.stand_in", lambda: None)
+    monkeypatch.setattr("firstfault_torch.torchrun.agent.replace_launcher_agent", lambda: None)
     with pytest.raises(SystemExit) as refused:
         main(["torchrun", option, "train.py"])
     assert refused.value.code == 2

@@ -2,6 +2,7 @@
 and as what a job in it would be recorded.
 """
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from firstfault.utils.toml import parse_toml
+from firstfault_torch.compat.versions import TESTED_RELEASES
 from firstfault_torch.torchrun import doctor
 from firstfault_torch.torchrun.variables import VARIABLES
 
@@ -22,6 +25,7 @@ NOT_HERE = (
     "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main(['doctor',"
     " '--json'])"
 )
+ROOT = Path(__file__).parents[2]
 DOCTOR = ("-m", "firstfault", "doctor", "--json")
 
 
@@ -220,7 +224,7 @@ ANY_VALUE = {
     "NO_COLOR",
     "FORCE_COLOR",
 }
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
+PAGE = ROOT / "docs" / "reference" / "options.md"
 
 
 def test_all_documented_variables_are_checked() -> None:
@@ -273,21 +277,45 @@ def test_an_object_storage_is_not_asked_for_an_older_run(tmp_path: Path) -> None
     assert told["all"]["documents"] == f"{tmp_path}/runs/llama/0, if no run before has this name"
 
 
-def test_an_untested_version_is_named_with_the_tested_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer or older release than those of docs/reference/versions.md is named with
-    the ones that were tried.
-    """
-    versions = {"torch": "2.16.0+cpu", "flytekit": "1.9.1", "nvidia-resiliency-ext": "0.4.1"}
+def test_an_untested_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer or older release is named with the tested ones, also of Flyte 2 and Ray."""
+    versions = {
+        "torch": "2.16.0+cpu",
+        "flytekit": "1.9.1",
+        "flyte": "2.13.0",
+        "ray": "2.9.3",
+        "nvidia-resiliency-ext": "0.4.1",
+    }
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
-    _, _, told = doctor._check_versions()
-    page = (Path(__file__).parents[2] / "docs/reference/versions.md").read_text(encoding="utf-8")
-    named = {f"{major}.{minor}" for tried in doctor.TRIED.values() for major, minor in tried}
-    assert named - set(re.findall(r"\b\d+\.\d+\b", page)) == set()
-    assert (
-        told
-        == "firstfault was not tested with torch 2.16.0+cpu (tested: 2.3 to 2.15), flytekit 1.9.1"
-        " (tested: 1.15 to 1.16)"
+    assert doctor._check_versions()[2] == (
+        "firstfault was not tested with torch 2.16.0+cpu (tested: 2.3 to 2.15), flytekit 1.9.1"
+        " (tested: 1.15 to 1.16), flyte 2.13.0 (tested: 2.12), ray 2.9.3 (tested: 2.60)"
     )
+
+
+def test_one_table_has_the_tested_releases() -> None:
+    """pyproject.toml has the same minimums, and docs/reference/versions.md the same packages and
+    releases.
+    """
+    first = {name: releases[0] for name, releases in TESTED_RELEASES.items()}
+    project = parse_toml((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    required = {
+        (found[1], tuple(map(int, found[2].split(".")[:2])))
+        for requirement in (*itertools.chain(*extras), f"Python{project['requires-python']}")
+        if (found := re.match(r"([\w-]+)>=([\d.]+)", requirement)) and found[1] in first
+    }
+    assert required == {(name, release) for name, release in first.items() if name != "ray"}
+    page = (ROOT / "docs/reference/versions.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[1:3] for row in page.splitlines() if row.startswith("|")][2:]
+    listed: dict[str, set[tuple[int, ...]]] = {}
+    names: list[str] = []  # of a row without any: those of the row above
+    for packages, releases in rows:
+        names = packages.strip().split(", ") if packages.strip() else names
+        for name in names:
+            for release in re.findall(r"\d+\.\d+", releases):
+                listed.setdefault(name, set()).add(tuple(map(int, release.split("."))))
+    assert {name: (min(some), max(some)) for name, some in listed.items()} == TESTED_RELEASES
 
 
 def test_a_missing_torch_is_reported(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from firstfault.attempt import read as read_attempt
 from firstfault.layout import RUN_MARK
 from firstfault.slurm_pointer import find_pointers
-from firstfault_start import rank_of
-from firstfault_torch.torchrun.job_folder import chosen_folder
+from firstfault_start import read_rank_numbers
+from firstfault_torch.torchrun.job_folder import choose_folder
 from firstfault_torch.torchrun.job_names import HOST as HOST_NAME
 from firstfault_torch.torchrun.job_names import SOURCES, Source, read_job_names
 from lab.cascades.cases import Way
@@ -85,7 +85,7 @@ def _folder(
     **environment: str,
 ) -> str:
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
-    chosen = chosen_folder(read_job_names(environment.pop("run_id", ""), environment), meet)  # type: ignore[arg-type]
+    chosen = choose_folder(read_job_names(environment.pop("run_id", ""), environment), meet)  # type: ignore[arg-type]
     if chosen.mark is not None:
         os.close(chosen.mark)
     return chosen.folder
@@ -250,7 +250,7 @@ def test_ranks_are_those_of_the_nearest_launcher(
     variables: str, found: tuple[int | None, int, int]
 ) -> None:
     """Rank, local rank and world size are those of the launcher that is nearest to the process."""
-    assert rank_of(dict(item.split("=") for item in variables.split())) == found
+    assert read_rank_numbers(dict(item.split("=") for item in variables.split())) == found
 
 
 @pytest.mark.jobs

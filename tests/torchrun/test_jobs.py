@@ -142,6 +142,56 @@ def test_peers_report_a_killed_agent_even_if_it_hosted_the_store(lost: int, tmp_
     assert verdict.coverage.notes == (f"took part but sent no report: host-{lost}",)
 
 
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+
+marks = Path(os.environ["MARKS"])
+rank = os.environ["RANK"]
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def save(*_):
+    deadline = time.monotonic() + 25
+    while rank == "0" and runs(int((marks / "agent-1").read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    sys.exit()
+
+
+signal.signal(signal.SIGTERM, save)
+written = marks / f"new-{rank}"
+written.write_text(str(os.getppid()))
+written.rename(marks / f"agent-{rank}")
+while len(list(marks.glob("agent-*"))) < 2:
+    time.sleep(0.01)
+time.sleep(1)  # the agents connect in the background
+if rank == "1":
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(300)
+"""
+
+
+def test_a_node_that_must_end_leaves_the_verdict_to_the_one_that_stays(tmp_path: Path) -> None:
+    """The other node's workers are still saving; its verdict has the reports of both nodes."""
+    words = ["--no-python", sys.executable, "-c", SAVES]
+    job = run_job(tmp_path, words, FORKED, options=ONE_EACH)
+    staying, leaving = job.nodes
+    assert (staying.code, leaving.code, job.left) == (1, 1, [])
+    assert "this process has to end; the other nodes conclude on the failure" in leaving.err
+    assert "Traceback" not in leaving.err
+    assert leaving.lines == []
+    assert "SIGTERM" in staying.err
+    verdict = MultiErrorFileOutputReader(staying.prefix).verdict()
+    assert (verdict.category, verdict.node) == ("preemption", "host-1")
+    assert verdict.coverage.notes == ()
+
+
 @pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])
 def test_all_nodes_print_the_same_verdict_and_leave_no_process(
     case: Case, begins: str, jobs: dict[str, Future[Job]]

@@ -18,7 +18,7 @@ from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.layout import RUN_MARK
 from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder, runs_in
-from firstfault_torch.torchrun.job_folder import chosen_folder
+from firstfault_torch.torchrun.job_folder import choose_folder
 from firstfault_torch.torchrun.job_names import read_job_names
 
 PROFILE = "export PATH\n"
@@ -57,9 +57,9 @@ def is_unchanged(home: Path) -> bool:
     ).read_text() == PROFILE
 
 
-def choose_folder(name: str = "job") -> Path:
+def choose_and_unlock_folder(name: str = "job") -> Path:
     """Return the folder that an agent chooses; its lock is released."""
-    chosen = chosen_folder(read_job_names(name, {}), None)
+    chosen = choose_folder(read_job_names(name, {}), None)
     os.close(chosen.mark or 0)
     return Path(chosen.folder)
 
@@ -82,7 +82,7 @@ def test_no_planted_link_in_the_folder_of_runs_is_followed(
         root / at, home if at != f"job/{RUN_MARK}" and plant == "link" else home / "profile"
     )
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
-    folder = choose_folder()
+    folder = choose_and_unlock_folder()
     assert is_unchanged(home)
     assert folder.is_dir()
     assert (folder.parent / RUN_MARK).is_file()
@@ -97,7 +97,7 @@ def test_a_planted_gitignore_creates_no_file(
     monkeypatch.chdir(shared)
     (shared / ".firstfault").mkdir()
     (shared / ".firstfault" / ".gitignore").symlink_to(home / "new")
-    assert choose_folder() == shared / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_and_unlock_folder() == shared / ".firstfault" / "torchrun" / "job" / "0"
     assert is_unchanged(home)
 
 
@@ -108,7 +108,7 @@ def test_a_users_own_link_to_the_folder_is_followed(
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".firstfault").symlink_to(home)
-    assert choose_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_and_unlock_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
     assert (home / "torchrun" / "job" / RUN_MARK).read_text()
     assert (home / ".gitignore").read_text() == "*\n"
 
@@ -134,7 +134,7 @@ def test_a_taken_private_folder_is_replaced_by_another(
     old.mkdir(parents=True)
     (old / RUN_MARK).symlink_to(home / "profile")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(home / "profile" / "no folder"))
-    folder = choose_folder()
+    folder = choose_and_unlock_folder()
     private = folder.parents[2]
     assert is_unchanged(home)
     assert private.parent == shared
@@ -156,10 +156,10 @@ def test_a_job_records_without_a_folder_for_temporary_files(
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(tmp_path))
-    assert choose_folder() == tmp_path / "job" / "0"
+    assert choose_and_unlock_folder() == tmp_path / "job" / "0"
     monkeypatch.delenv("FIRSTFAULT_FOLDER")
     monkeypatch.chdir(tmp_path)
-    assert choose_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_and_unlock_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
     assert CliRunner().invoke(group, ["prune"], standalone_mode=False).return_value == EXIT.OK
 
 
@@ -180,13 +180,13 @@ def test_prune_ignores_a_mark_that_is_a_pipe(home: Path, shared: Path) -> None:
 NOBODY, ATTACKER = 65534, 65533
 START = """
 import os, sys
-from firstfault_torch.torchrun.job_folder import chosen_folder  # as root: others may not read this environment
+from firstfault_torch.torchrun.job_folder import choose_folder  # as root: others may not read this environment
 from firstfault_torch.torchrun.job_names import read_job_names  # as root: others may not read this environment
 os.setgroups([])
 os.setuid(int(sys.argv[1]))
 """
 RECORDS = """
-print(chosen_folder(read_job_names("job", {}), None).folder)
+print(choose_folder(read_job_names("job", {}), None).folder)
 """
 PREPARES = """
 os.makedirs("tmp/.firstfault/torchrun/job")

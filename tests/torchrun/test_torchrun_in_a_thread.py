@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import main
 
-from firstfault_torch.torchrun.agent import stand_in
+from firstfault_torch.torchrun.agent import replace_launcher_agent
 from tests.nodes import forkserver
 
 pytestmark = pytest.mark.jobs
@@ -32,7 +32,7 @@ def _run_in_thread(folder: Path) -> None:
         except BaseException as error:  # noqa: BLE001 - also SystemExit
             Path("raised").write_text(type(error).__name__)
 
-    stand_in()
+    replace_launcher_agent()
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()

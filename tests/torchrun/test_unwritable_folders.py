@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 CHOOSE = """
-from firstfault_torch.torchrun.job_folder import chosen_folder
+from firstfault_torch.torchrun.job_folder import choose_folder
 from firstfault_torch.torchrun.job_names import read_job_names
-print(chosen_folder(read_job_names("job", {}), None).folder)
+print(choose_folder(read_job_names("job", {}), None).folder)
 """
 SUCCEEDS = r"import os; os.write(1, b'trained\n')"  # in one piece: the ranks share the pipe
 FILLS = """

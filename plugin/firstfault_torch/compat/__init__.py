@@ -2,7 +2,7 @@
 overrides or reads on itself.
 
 `torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes,
-which must not load torch's agent.
+which must not load torch's agent. `versions` lists the tested releases of all packages.
 
 Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0, 2.13.0 and 2.15.0. If a name is missing,
 firstfault warns once and falls back to torch's behavior: without an agent hook the plain

@@ -50,8 +50,8 @@ def publish_or_adopt(
         return published
     if found is None:
         # Nothing is there, or something on another failure that had the same folder.
-        return publish(replace(publication, replaces=True)) if published.is_refused else published
-    if found.sealed.document == publication.sealed.document:
+        return publish(replace(published, replaces=True)) if published.is_refused else published
+    if found.sealed.document == published.sealed.document:
         return replace(published, durable=True, is_refused=False)
     logger.info("another node has published a verdict first")
     if publication.own is not None:  # this node has left its own for the next attempt

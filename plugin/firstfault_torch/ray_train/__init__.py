@@ -13,12 +13,8 @@ The callback records each worker, and stops retries that would only repeat the f
 
 from __future__ import annotations
 
-import os
 import queue
-import time
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ray.train.v2._internal.execution.callback import (
     ControllerCallback,
@@ -27,35 +23,10 @@ from ray.train.v2._internal.execution.callback import (
 )
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
 
-from firstfault.conclude import find_judgment
-from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
-from firstfault.layout import VERDICT_JSON
-from firstfault.model.job import Action
-from firstfault.attempt_reader import AttemptReader
-from firstfault.render.flyte_message import flyte_message
-from firstfault.retry import RetryContext, find_machine
-from firstfault.store import join, split_name
-from firstfault.wire.json_schemas import to_json
-from firstfault_start import OWN_RANK, is_off
-from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
-from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.time_limits import (
-    HANDOVER_TIMEOUT_SECONDS,
-    RAY_CONCLUDE_TIMEOUT_SECONDS,
-    RAY_SETTLE_SECONDS,
-)
-from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.job_folder import given_folder
-from firstfault_torch.torchrun.job_names import read_job_names
-from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE
-
-
-class _Previous(NamedTuple):
-    """How the previous attempt failed; empty if it was preempted or left no document."""
-
-    fingerprint: str = ""
-    machine: str = ""
-    failed_starts: int = 0
+from firstfault.store import join
+from firstfault_start import is_off
+from firstfault_torch.guard import suppress_internal_errors
+from firstfault_torch.torchrun.integration import Integration
 
 
 class TrainingStoppedError(RuntimeError):
@@ -64,7 +35,7 @@ class TrainingStoppedError(RuntimeError):
     """
 
 
-class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback):
+class StopRepeatedFaults(Integration, ControllerCallback, WorkerGroupCallback, WorkerCallback):
     """Records the workers of a training, and stops it after a fault that a retry would repeat.
 
     Not a `UserCallback`: Ray calls those only from ``RunConfig(callbacks=...)``, which takes this
@@ -73,54 +44,29 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
     The documents go to `FIRSTFAULT_FOLDER`, else to ``firstfault-runs`` in the run's folder.
     """
 
-    def __init__(self) -> None:
-        self._folder = given_folder()
-        self._mode = read_decision_mode()
-        self._run = ""
-        """Empty if nothing is recorded."""
-        self._attempt = -1
-        self._is_judged = False
-        self._ranks = 0
-        self._began_ns = 0
-        self._previous = _Previous()
+    launcher = "Ray"
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
-        """Name the folder of all attempts, new for each run:
-        a run may be repeated under its name.
-        """
+        """Name the folder of all attempts."""
         if is_off():
             return
         with suppress_internal_errors("preparing to record"):
             config = train_run_context.get_run_config()
-            folder = self._folder or join(
-                str(config.storage_path), str(config.name), "firstfault-runs"
-            )
-            job = read_job_names(
-                "", {JOB_VARIABLE: f"{config.name}-{train_run_context.run_id[:8]}"}
-            ).job.value
-            self._run = join(folder, job)
+            storage = join(str(config.storage_path), str(config.name))
+            self.begin_run(storage, f"{config.name}-{train_run_context.run_id[:8]}")
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """Count the attempt that begins; runs on the controller."""
         with suppress_internal_errors("counting an attempt"):
-            self._attempt, self._is_judged = self._attempt + 1, False
-            self._began_ns = time.monotonic_ns()
-            self._ranks = worker_group_context.num_workers
+            self.begin_attempt(worker_group_context.num_workers)
 
     def after_init_train_context(self) -> None:
         """Begin to record this worker."""
-        if not self._run:
+        if not self.run:
             return
         with suppress_internal_errors("preparing to record"):
             context = get_train_context()
-            folder, job = split_name(self._run)
-            os.environ.update(
-                {FOLDER_VARIABLE: folder, JOB_VARIABLE: job, ATTEMPT_VARIABLE: str(self._attempt)}
-            )
-            OWN_RANK.append(
-                (context.get_world_rank(), context.get_local_rank(), context.get_world_size())
-            )
-            rank.begin()
+            self.begin(context.get_world_rank(), context.get_local_rank(), context.get_world_size())
             # no public hook
             context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001
 
@@ -130,68 +76,13 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         Raises:
             TrainingStoppedError: a retry would only repeat the fault.
         """
-        text = ""
+        report = ""
         with suppress_internal_errors("looking for failed workers"):
-            # Ray keeps polling a preempted group until all of its ranks have ended: judge the
-            # attempt only once.
-            if self._run and worker_group_status.errors and not self._is_judged:
-                self._is_judged = True
-                previous = self._previous
-                self._previous = _Previous()
-                if not _is_preempted(worker_group_status):
-                    # It returns its results: after the timeout its thread stays behind, while the
-                    # next attempt begins.
-                    conclude = partial(self._conclude, previous)
-                    doing = "concluding on a failed attempt"
-                    conclusion = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
-                    text, self._previous = conclusion or ("", _Previous())
-        if text:
-            raise TrainingStoppedError(text)
-
-    def _conclude(self, previous: _Previous) -> tuple[str, _Previous]:
-        """Log the report; return it if the training must stop, else an empty text,
-        and how this attempt failed.
-        """
-        prefix = join(self._run, str(self._attempt))
-        reader = AttemptReader(
-            prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS
-        )
-        context = RetryContext(
-            attempt=self._attempt,
-            previous_fingerprint=previous.fingerprint,
-            previous_machine=previous.machine,
-            lifetime_seconds=(time.monotonic_ns() - self._began_ns) / 1e9,
-            failed_starts=previous.failed_starts,
-            stops_repeats=True,
-        )
-        conclusion = reader.conclude(context)
-        if conclusion is None:
-            logger.warning(
-                "a worker failed, but left no document in %s; Ray decides on a retry", prefix
-            )
-            return "", _Previous()
-        judgment = find_judgment(conclusion)
-        acts = self._mode == ACT
-        verdict = judgment.verdict
-        decision = replace(judgment.decision, enforced=acts)
-        report = reader.report(replace(conclusion, verdict=verdict, decision=decision))
-        text = flyte_message(report)
-        logger.error("%s", text)
-        # Readers don't know the attempt before, and would decide otherwise.
-        leave = partial(
-            put_file,
-            prefix,
-            VERDICT_JSON,
-            to_json(report.verdict, report.decision).encode(),
-        )
-        call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict for readers")
-        stops = decision.action is Action.STOP
-        if stops and self._mode == OBSERVE:
-            logger.warning(
-                "observed: would have stopped after attempt %d: %s", self._attempt, decision.reason
-            )
-        before = _Previous(verdict.fingerprint, find_machine(verdict), decision.failed_starts)
-        return text if stops and acts else "", before
+            # Ray keeps polling a preempted group until all of its ranks have ended.
+            if self.run and worker_group_status.errors:
+                report = self.judge(lambda: not _is_preempted(worker_group_status))
+        if report:
+            raise TrainingStoppedError(report)
 
 
 def _is_preempted(worker_group_status: Any) -> bool:
@@ -218,7 +109,7 @@ class _Errors(queue.SimpleQueue[BaseException | None]):
         """Record the exception before Ray sees it."""
         if item is not None:
             self._has_failed = True
-            rank.record_exception(getattr(item, "_base_exc", item))
+            Integration.record_exception(getattr(item, "_base_exc", item))
         elif not self._has_failed:
-            rank.record_exit()
+            Integration.record_exit()
         super().put(item, *arguments, **options)

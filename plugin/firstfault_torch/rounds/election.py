@@ -218,10 +218,10 @@ class VerdictElection:
         if store is None:
             return None
         key, value = self._key("verdict"), pack_verdict(verdict)
-        call = partial(set_once, store, key, value)
+        call = partial(try_call, partial(set_once, store, key, value), dist.DistError)
         seconds = time_limits.STORE_TIMEOUT_SECONDS
         doing = "handing the verdict to the other nodes"
-        found = call_with_timeout(call, seconds, doing, self._shutdown_requested)
+        found, _ = call_with_timeout(call, seconds, doing, self._shutdown_requested) or (None, None)
         self._has_lost_store = found is None
         return unpack_verdict(found) if found is not None else None
 
@@ -348,13 +348,17 @@ class VerdictElection:
     def _ask(self, request: AskStore) -> Answered | Unanswered:
         # an optional answer is worth little time once a shutdown is requested
         hurried = self._shutdown_requested if request.is_optional else None
-        values = call_with_timeout(
-            partial(self._carry_out_once_more, request.operations),
+        values, error = call_with_timeout(
+            partial(
+                try_call, partial(self._carry_out_once_more, request.operations), dist.DistError
+            ),
             self._step_seconds,
             request.purpose,
             hurried,
             shutdown_seconds=time_limits.STORE_TIMEOUT_SECONDS,
-        )
+        ) or (None, None)
+        if error is not None:
+            logger.info("lost the store while %s: %s", request.purpose, error)
         return Unanswered(request.request) if values is None else Answered(request.request, values)
 
     def _carry_out_once_more(self, operations: Sequence[Operation]) -> tuple[bytes, ...]:

@@ -1,5 +1,5 @@
-"""Replaces the agent of torch's launcher by one that runs the node under firstfault;
-its engine and its folder.
+"""Replaces the agent of torch's launcher by one that runs the node under firstfault, with an engine
+and a folder; and prints a few lines after a failure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from firstfault_torch.time_limits import (
     TORCHRUN_STOP_GRACE_SECONDS,
 )
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
-from firstfault_torch.torchrun.job_folder import chosen_folder, root_folder
+from firstfault_torch.torchrun.job_folder import choose_folder, find_root_folder
 from firstfault_torch.torchrun.job_names import read_job_names
 from firstfault_torch.torchrun.settings import keeps_torch_box, read_options
 from firstfault_torch.torchrun.variables import drop_invalid
@@ -65,29 +65,32 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 _LAUNCHER = "torch.distributed.launcher.api"
 _LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
 _LAUNCHER_MODULE = "torch.distributed.run"
-_ROWS = ("Where", "Retry", "Next")
-"""The rows of the report that a failed job ends with."""
-_COLUMNS = 80
-_UNBROKEN: Mapping[str, Any] = {
+_SHOWN_ROWS = ("Where", "Retry", "Next")
+"""The rows of the report that are printed at the end of a failed job's output."""
+_LINE_LENGTH = 80
+_WRAPPING: Mapping[str, Any] = {
     "subsequent_indent": "    ",
     "break_long_words": False,
     "break_on_hyphens": False,
 }
 """The headline continues deeper than the rows below it; paths stay whole, to be copied."""
-_RUN_PATH = "run_script_path"
+_RUN_PATH_FUNCTION = "run_script_path"
 """torchrun's function that runs a program in a spawned process, for ``--run-path``."""
-_ERROR_FILES = "torch.distributed.elastic.multiprocessing.errors.error_handler"
-_NO_ERROR_FILE = "no error file defined for parent"
-"""In the line that torch logs on its way out."""
+_ERROR_FILE_LOGGER = "torch.distributed.elastic.multiprocessing.errors.error_handler"
+_NO_ERROR_FILE_MESSAGE = "no error file defined for parent"
+"""In the line that torch's error handler logs when the launcher raises."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-_ENGINES = "firstfault.engines"
+_ENGINE_GROUP = "firstfault.engines"
 """Group of entry points: named after a program or a function's module;
 each returns the factory of an engine.
 """
 
 
-def stand_in() -> None:
-    """Let torch's launcher make our agent, and note how many nodes each of its jobs needs."""
+def replace_launcher_agent() -> None:
+    """Let torch's launcher make our agent, and note how many nodes each of its jobs needs.
+
+    Once per process. If this torch has no such agent, log a warning and leave torch's.
+    """
     launcher: Any = importlib.import_module(_LAUNCHER)
     if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
         return
@@ -101,7 +104,7 @@ def stand_in() -> None:
 
     # torch's WorkerSpec has no node counts. The launcher makes the rendezvous handler just before
     # the agent, so the counts noted here are those of the same job.
-    def noting(parameters: RendezvousParameters) -> RendezvousHandler:
+    def create_and_note_counts(parameters: RendezvousParameters) -> RendezvousHandler:
         TorchrunAgent.min_nodes, TorchrunAgent.max_nodes = (
             parameters.min_nodes,
             parameters.max_nodes,
@@ -109,7 +112,7 @@ def stand_in() -> None:
         handler: RendezvousHandler = create(parameters)
         return handler
 
-    registry.create_handler = noting
+    registry.create_handler = create_and_note_counts
     # The launcher looks the name up in its module when it makes the agent, so replacing it here is
     # enough.
     launcher.LocalElasticAgent = TorchrunAgent
@@ -123,7 +126,7 @@ class TorchrunAgent(LocalElasticAgent):
     """
 
     min_nodes = max_nodes = 1
-    _mark: int | None = None
+    _run_lock: int | None = None
     """Descriptor of the lock on the run's folder."""
 
     def __init__(self, spec: WorkerSpec, **arguments: Any) -> None:
@@ -135,13 +138,14 @@ class TorchrunAgent(LocalElasticAgent):
         spec: WorkerSpec = self._arguments["spec"]
         is_program = (
             isinstance(spec.entrypoint, str)
-            or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH
+            or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH_FUNCTION
         )
         engine: PlainEngine | None = None
         with suppress_internal_errors("preparing to record", through=(KeyboardInterrupt,)):
             drop_invalid()
-            engine = self._engine(
-                _find_engine(spec, TorchrunEngine if is_program else PlainEngine), spec.rdzv_handler
+            engine = self._build_engine(
+                _find_engine_factory(spec, TorchrunEngine if is_program else PlainEngine),
+                spec.rdzv_handler,
             )
         if engine is None:
             # firstfault's own preparation failed, for instance because no folder can be written:
@@ -171,11 +175,13 @@ class TorchrunAgent(LocalElasticAgent):
             # In another thread, torchrun is a part of the caller's process: the caller gets torch's
             # exceptions, and its process continues.
             is_process = threading.current_thread() is threading.main_thread()
-            if is_program and is_process and failed.publication is not None:
+            publication = failed.publication
+            has_reported = publication is not None or failed.is_left_to_others
+            if is_program and is_process and has_reported:
                 _end_program(
                     failed,
-                    engine.choose_exit_code(failed.publication),
-                    is_durable=failed.publication.durable,
+                    engine.choose_exit_code(publication),
+                    is_durable=publication is not None and publication.durable,
                 )
             if (
                 failed.verdict is not None
@@ -183,30 +189,32 @@ class TorchrunAgent(LocalElasticAgent):
             ):
                 raise error from failed.error
             # A failed result: the launcher makes a new ChildFailedError of the same failures (see
-            # `is_told`).
+            # `is_reported`).
             if isinstance(failed.error, ChildFailedError):
                 return RunResult(WorkerState.FAILED, failures=failed.error.failures)
             raise failed.error from None
         finally:
             # Last: until here the lock shows to cleanups that the run is active.
-            if self._mark is not None:
-                os.close(self._mark)
+            if self._run_lock is not None:
+                os.close(self._run_lock)
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
-    def _engine(self, kind: Callable[..., PlainEngine], handler: RendezvousHandler) -> PlainEngine:
+    def _build_engine(
+        self, factory: Callable[..., PlainEngine], handler: RendezvousHandler
+    ) -> PlainEngine:
         """Return the engine of this node; its folder is chosen by now."""
-        this = read_job_names(handler.get_run_id())
-        chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
-        self._mark = chosen.mark
+        names = read_job_names(handler.get_run_id())
+        chosen = choose_folder(names, partial(job_store, handler) if self.max_nodes > 1 else None)
+        self._run_lock = chosen.mark
         # One node is enough, and the one that publishes a verdict does it again. Now, because all
         # agents may be killed.
         if os.environ.get("SLURM_NODEID", "0") == "0":
-            _point_to(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
+            _leave_slurm_pointer(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
         run, attempt = split_name(chosen.folder)
-        description = this.describe(split_name(run)[1])
+        description = names.describe(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
-        return kind(
-            run, int(attempt), this.node.value, is_shared, this.namespace.value, description
+        return factory(
+            run, int(attempt), names.node.value, is_shared, names.namespace.value, description
         )
 
 
@@ -229,7 +237,7 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(code) from None
     if not keeps_torch_box():
-        _silence_log_of_error(failed.error)
+        _mark_as_reported(failed.error)
 
 
 def _is_launcher() -> bool:
@@ -252,15 +260,17 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callable[..., PlainEngine]:
+def _find_engine_factory(
+    spec: WorkerSpec, default: Callable[..., PlainEngine]
+) -> Callable[..., PlainEngine]:
     """Return the factory of the engine: the usual one,
     or a platform's if the workers run its program or function.
     """
     run: Any = spec.entrypoint
     name = Path(run).name if isinstance(run, str) else str(getattr(run, "__module__", ""))
-    for entry in entry_points(group=_ENGINES, name=name):
-        usual = entry.load()(spec)
-    return usual
+    for entry in entry_points(group=_ENGINE_GROUP, name=name):
+        default = entry.load()(spec)
+    return default
 
 
 def _print_torch_box(error: Exception) -> None:
@@ -270,27 +280,27 @@ def _print_torch_box(error: Exception) -> None:
         sys.stderr.flush()
 
 
-_told: list[Any] = []
+_reported_errors: list[Any] = []
 """Errors that firstfault has printed; for a ChildFailedError its failures,
 because torch raises another instance.
 """
 
 
-def is_told(error: BaseException) -> bool:
+def is_reported(error: BaseException) -> bool:
     """Return whether firstfault has already printed an error that torch's launcher raises."""
-    return getattr(error, "failures", error) in _told
+    return getattr(error, "failures", error) in _reported_errors
 
 
-def _silence_log_of_error(error: Exception) -> None:
+def _mark_as_reported(error: Exception) -> None:
     """Keep Python and torch from printing an error again that firstfault has printed."""
-    _told.append(getattr(error, "failures", error))
+    _reported_errors.append(getattr(error, "failures", error))
     # Once per process: it may run several jobs.
-    if len(_told) == 1:
-        logging.getLogger(_ERROR_FILES).addFilter(
-            lambda record: _NO_ERROR_FILE not in str(record.msg)
+    if len(_reported_errors) == 1:
+        logging.getLogger(_ERROR_FILE_LOGGER).addFilter(
+            lambda record: _NO_ERROR_FILE_MESSAGE not in str(record.msg)
         )
         hook = sys.excepthook
-        sys.excepthook = lambda *raised: None if is_told(raised[1]) else hook(*raised)
+        sys.excepthook = lambda *raised: None if is_reported(raised[1]) else hook(*raised)
 
 
 class TorchrunEngine(PlainEngine):
@@ -311,11 +321,11 @@ class TorchrunEngine(PlainEngine):
         prefix = self.identity().output_prefix
         # The folder may hang: a copy for readers goes into the temporary folder of this node.
         if not published.durable:
-            leave = partial(_leave, publication, self._on_node)
+            leave = partial(_store_on_node, publication, self._path_on_node)
             call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node")
-            prefix = str(self._find_on_node(publication.sealed) or prefix)
+            prefix = str(self._find_copy_on_node(publication.sealed) or prefix)
         if publication.own is not None:  # not on nodes that adopt another node's verdict
-            _point_to(prefix, HANDOVER_TIMEOUT_SECONDS)
+            _leave_slurm_pointer(prefix, HANDOVER_TIMEOUT_SECONDS)
         return published
 
     def choose_exit_code(self, publication: Publication | None) -> int:
@@ -329,18 +339,18 @@ class TorchrunEngine(PlainEngine):
         return choose_exit_code(publication, self.exit_codes)[1]
 
     @property
-    def _on_node(self) -> Path:
+    def _path_on_node(self) -> Path:
         """This attempt's path below the folder of runs among temporary files."""
         run, attempt = split_name(self.identity().output_prefix)
         return Path(split_name(run)[1], attempt)
 
-    def _find_on_node(self, sealed: SealedVerdict) -> Path | None:
+    def _find_copy_on_node(self, sealed: SealedVerdict) -> Path | None:
         """Return where this verdict was left among temporary files, or None if it wasn't."""
         for runs in find_fallback_folders():
             # the bytes, because an older run may have had this name
-            document, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
+            document, _ = try_call((runs / self._path_on_node / ERROR_FILE).read_bytes, OSError)
             if document == sealed.document:
-                return runs / self._on_node
+                return runs / self._path_on_node
         return None
 
     def announce(self, publication: Publication) -> None:
@@ -351,14 +361,14 @@ class TorchrunEngine(PlainEngine):
         rows = dict(
             line.split(": ", 1) for line in sealed.seal.message.splitlines() if ": " in line
         )
-        lines = textwrap.wrap(f"firstfault: {sealed.verdict.headline}", _COLUMNS, **_UNBROKEN)
-        is_known = classify_outcome(sealed.verdict) is Outcome.INTERRUPTED  # a person did it
-        shown = () if is_known else _ROWS
+        lines = textwrap.wrap(f"firstfault: {sealed.verdict.headline}", _LINE_LENGTH, **_WRAPPING)
+        is_interrupted = classify_outcome(sealed.verdict) is Outcome.INTERRUPTED  # a person did it
+        shown = () if is_interrupted else _SHOWN_ROWS
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         if restarts := publication.node_context.round:
             lines.append(f"  Before: {counted(restarts, 'restart')} of the workers in this attempt")
         prefix = self.identity().output_prefix
-        on_node = self._find_on_node(sealed)
+        on_node = self._find_copy_on_node(sealed)
         if on_node is not None and prefix != str(on_node):
             lines.append(
                 f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)"
@@ -371,14 +381,14 @@ class TorchrunEngine(PlainEngine):
         sys.stderr.flush()
 
 
-def _point_to(prefix: str, seconds: float) -> None:
+def _leave_slurm_pointer(prefix: str, seconds: float) -> None:
     """Let a script of Slurm around this agent find the attempt."""
-    leave = partial(leave_pointer, prefix, try_call(root_folder, OSError)[0] or "")
+    leave = partial(leave_pointer, prefix, try_call(find_root_folder, OSError)[0] or "")
     # With a limit: the user's home may hang.
     call_with_timeout(leave, seconds, "leaving a pointer for Slurm's script")
 
 
-def _leave(publication: Publication, path: Path) -> None:
+def _store_on_node(publication: Publication, path: Path) -> None:
     """Write a verdict and the documents that it rests on among this node's temporary files."""
     folder = make_fallback_folder() / path
     # The mark makes it a run for readers; without a lock, because nothing runs there.

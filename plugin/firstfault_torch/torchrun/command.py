@@ -65,10 +65,13 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
     with without_collections():
         from firstfault_torch.guard import try_call  # noqa: PLC0415 - loads torch
-        from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.agent import (  # noqa: PLC0415 - loads torch
+            is_reported,
+            replace_launcher_agent,
+        )
         from firstfault_torch.torchrun.settings import set_variables  # noqa: PLC0415 - loads torch
 
-    stand_in()
+    replace_launcher_agent()
     sys.argv[0] = _NAME
     parser = get_args_parser()
     add_help(parser)
@@ -77,7 +80,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     set_variables(parsed)
     # torch's `record` writes the error file for an outer agent, as its own torchrun does.
     _, error = try_call(partial(record(run), parsed), Exception)
-    if error is not None and not is_told(error):
+    if error is not None and not is_reported(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's
 

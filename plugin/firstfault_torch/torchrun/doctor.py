@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,10 +25,11 @@ from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault_start import WORKER_VARIABLE, is_in_worker, is_off, is_on
+from firstfault_torch.compat.versions import find_untested_releases
 from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
-_PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
+_PROBE_NAME, _PROBE_CONTENT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object can't be removed everywhere."""
 _PACKAGES = {
     "torch": "torch",
@@ -38,20 +38,14 @@ _PACKAGES = {
     "extra gcs": "gcsfs",
     "extra azure": "adlfs",
 }
-TRIED = {
-    "Python": ((3, 10), (3, 13)),
-    "torch": ((2, 3), (2, 15)),
-    "flytekit": ((1, 15), (1, 16)),
-    "nvidia-resiliency-ext": ((0, 4), (0, 7)),
-}
-"""The first and the last release that firstfault was run with: docs/reference/versions.md."""
-_CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
+_RAY_CALLBACKS_VARIABLE, _JAX_VARIABLE = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
 _HANDLER = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
 _OK, _NO, _FACT = True, False, None
+"""States of a check: fine; prevents recording or has an invalid value; only informs."""
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
-"""Whether all is well, subject and text of a line. `_FACT` prevents nothing."""
+"""The state, subject and text of a line."""
 
 
 @click.command()
@@ -81,7 +75,7 @@ def doctor(as_json: bool) -> None:
     checks = list(_run_checks())
     refused = [name for state, name, _ in checks if state is _NO]
     is_recorded = not set(refused) - _list_variable_rows()
-    is_plain_recorded = is_recorded and is_on() and _loads_entry_point()
+    is_plain_recorded = is_recorded and is_on() and _has_loaded_entry_point()
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
@@ -134,9 +128,11 @@ def _run_checks() -> Iterator[_Check]:
         name: try_call(partial(importlib.metadata.version, package))[0]
         for name, package in _PACKAGES.items()
     }
-    others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+    packages = ", ".join(
+        f"{name} {version or 'not installed'}" for name, version in versions.items()
+    )
     own = importlib.metadata.version("firstfault")
-    yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
+    yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {packages}"
     has_torch = importlib.util.find_spec("torch") is not None
     if has_torch:
         yield _check_versions()
@@ -158,9 +154,9 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     """
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
     from firstfault_torch.torchrun.job_folder import (  # noqa: PLC0415 - as above
+        find_root_folder,
         is_named_by_start,
         name_run,
-        root_folder,
     )
     from firstfault_torch.torchrun.job_names import read_job_names  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE  # noqa: PLC0415 - as above
@@ -185,7 +181,7 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
         "fallback",
         f"{describe_fallback_folder()}, if the folder of the documents can't be written",
     )
-    root = root_folder()
+    root = find_root_folder()
     run = name_run(this)
     condition = ""
     if is_named_by_start(root, this):
@@ -200,36 +196,27 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
 
 
 def _check_versions() -> _Check:
-    packages = {
-        name: try_call(partial(importlib.metadata.version, name))[0]
-        for name in TRIED
-        if name != "Python"
-    }
-    new = [
-        f"{name} {version} (tested: {'.'.join(map(str, first))} to {'.'.join(map(str, last))})"
-        for name, version in {"Python": sys.version.split()[0], **packages}.items()
-        for first, last in (TRIED[name],)
-        if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
-    ]
+    untested = find_untested_releases()
     versions = (
-        f"firstfault was not tested with {', '.join(new)}"
-        if new
+        f"firstfault was not tested with {', '.join(untested)}"
+        if untested
         else "firstfault was tested with these releases"
     )
     return _FACT, "versions", versions
 
 
 def _check_recorder() -> _Check:
-    """Look whether the recorder that is read has the collectives of the backend
-    that a job here would use.
+    """Check that torch's flight recorder shows the collectives of the backend that a job here
+    would use.
     """
-    probe = partial(try_call, _record, Exception)
+    probe = partial(try_call, _probe_flight_recorder, Exception)
     seconds = DOCTOR_TIMEOUT_SECONDS
     counted, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
     return _FACT, "recorder", counted or f"couldn't call a collective: {error or 'timed out'}"
 
 
-def _record() -> str:
+def _probe_flight_recorder() -> str:
+    """Call a collective in a group of one rank; return whether it is in torch's flight recorder."""
     import torch  # noqa: PLC0415 - may not be installed
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -264,11 +251,11 @@ def _check_switch() -> _Check:
                 " torch's own"
             ),
         )
-    if _JAX in os.environ:
+    if _JAX_VARIABLE in os.environ:
         return (
             _NO,
             "switch",
-            f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded",
+            f"{_JAX_VARIABLE} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded",
         )
     if is_off():
         return _NO, "switch", f"FIRSTFAULT={value} turns firstfault off: nothing is recorded"
@@ -303,7 +290,7 @@ def _check_torch() -> _Check:
             "torch",
             f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}",
         )
-    if _loads_entry_point():
+    if _has_loaded_entry_point():
         return _OK, "torch", "supported, and loads firstfault's entry point"
     installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER)
     how = (
@@ -330,7 +317,7 @@ def _missing_in_torch() -> list[str]:
     return [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
 
 
-def _loads_entry_point() -> bool:
+def _has_loaded_entry_point() -> bool:
     """Whether this torch has loaded firstfault's entry point,
     so that FIRSTFAULT=1 has an effect.
     """
@@ -342,7 +329,7 @@ def _loads_entry_point() -> bool:
 
 
 def _check_workers() -> _Check:
-    """Look whether the Python of the workers reads firstfault.pth."""
+    """Check that the Python of the workers reads firstfault.pth."""
     # torchrun starts workers with PYTHON_EXEC, which may be another Python than this one.
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
@@ -358,7 +345,9 @@ def _check_workers() -> _Check:
 
 def _check_callbacks() -> Iterator[_Check]:
     """Check whether Ray Train can load its callbacks, because a wrong name fails the training."""
-    for name in filter(None, os.environ.get(_CALLBACKS, "").replace(" ", "").split(",")):
+    for name in filter(
+        None, os.environ.get(_RAY_CALLBACKS_VARIABLE, "").replace(" ", "").split(",")
+    ):
         probe = partial(try_call, partial(resolve_name, name), Exception)
         kind, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (
             None,
@@ -370,7 +359,11 @@ def _check_callbacks() -> Iterator[_Check]:
             if is_callback
             else f" fails each training of Ray Train: {error or 'not a RayTrainCallback'!r}"
         )
-        yield _OK if is_callback else _FACT, "callback", f"{_CALLBACKS}: {name}{problem}"
+        yield (
+            _OK if is_callback else _FACT,
+            "callback",
+            f"{_RAY_CALLBACKS_VARIABLE}: {name}{problem}",
+        )
 
 
 def _check_storage() -> tuple[_Check, BaseException | None]:
@@ -378,7 +371,7 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun import job_folder, settings  # noqa: PLC0415 - as above
 
-    folder = job_folder.root_folder()
+    folder = job_folder.find_root_folder()
     began = time.monotonic()
     probe = partial(
         try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception
@@ -389,7 +382,7 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
     )
     name = (
         settings.FOLDER_VARIABLE
-        if job_folder.given_folder()
+        if job_folder.get_given_folder()
         else f"{settings.FOLDER_VARIABLE} is not set"
     )
     if error is None:
@@ -401,7 +394,7 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
         else str(error)
     )
     text = f"{folder}: {why} ({name}); documents go to {describe_fallback_folder()} instead"
-    return (_NO if job_folder.given_folder() else _FACT, "storage", text), error
+    return (_NO if job_folder.get_given_folder() else _FACT, "storage", text), error
 
 
 def _try_local(folder: str) -> None:
@@ -412,11 +405,11 @@ def _try_local(folder: str) -> None:
     # The job makes missing folders itself; the doctor leaves none behind, so it tries the nearest
     # one that exists.
     place = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
-    with tempfile.NamedTemporaryFile(dir=place, prefix=_PROBE) as file:
-        file.write(_TEXT)
+    with tempfile.NamedTemporaryFile(dir=place, prefix=_PROBE_NAME) as file:
+        file.write(_PROBE_CONTENT)
         file.flush()
         os.fsync(file.fileno())
-        if Path(file.name) not in place.iterdir() or Path(file.name).read_bytes() != _TEXT:
+        if Path(file.name) not in place.iterdir() or Path(file.name).read_bytes() != _PROBE_CONTENT:
             raise OSError(f"{file.name} is missing after it was written")
 
 
@@ -424,8 +417,11 @@ def _try_remote(folder: str) -> None:
     async def look() -> None:
         # One attempt: repeated ones could take longer than the doctor waits, and hide the error.
         async with open_store(folder, attempts=1) as store:
-            await store.put(f"{_PROBE}/probe", _TEXT)
-            if not await store.list(_PROBE) or await store.get(f"{_PROBE}/probe") != _TEXT:
-                raise StoreError(f"{folder}/{_PROBE}/probe is missing after it was written")
+            await store.put(f"{_PROBE_NAME}/probe", _PROBE_CONTENT)
+            if (
+                not await store.list(_PROBE_NAME)
+                or await store.get(f"{_PROBE_NAME}/probe") != _PROBE_CONTENT
+            ):
+                raise StoreError(f"{folder}/{_PROBE_NAME}/probe is missing after it was written")
 
     run_sync(look())

@@ -28,7 +28,7 @@ PRESETS = {
     # job fails, as without firstfault.
     "pytorchjob": "retry:203,system:207,stop:93",
 }
-_CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
+_CODE_LIST = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
 _MAX_CODE = 255
 
 
@@ -39,8 +39,9 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     Raises:
         ArgumentTypeError: it is neither, or has a code that isn't from 1 to 255.
     """
-    listed = PRESETS.get(text, text)
-    pairs = [item.split(":") for item in listed.split(",")] if _CODES.fullmatch(listed) else []
+    code_list = PRESETS.get(text, text)
+    is_valid = _CODE_LIST.fullmatch(code_list) is not None
+    pairs = [item.split(":") for item in code_list.split(",")] if is_valid else []
     codes = {Action(name): int(code) for name, code in pairs}
     if not codes or not all(0 < code <= _MAX_CODE for code in codes.values()):
         presets = ", ".join(PRESETS)
@@ -51,17 +52,17 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
 
 
 def choose_exit_code(
-    publication: Publication | None, protocol: Mapping[Action, int]
+    publication: Publication | None, engine_codes: Mapping[Action, int]
 ) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what
     "act" would have done.
 
-    `protocol`: the engine's codes. Its scheduler understands only these, so they override the
+    `engine_codes`: the engine's codes. Its scheduler understands only these, so they override the
     user's, who may have set these for all jobs of an image.
     """
-    listed = os.environ.get(CODES_VARIABLE, "")
+    given = os.environ.get(CODES_VARIABLE, "")
     mode = read_decision_mode()
-    codes = {**(parse_exit_codes(listed) if listed else {}), **protocol}
+    codes = {**(parse_exit_codes(given) if given else {}), **engine_codes}
     if not codes or mode == OFF:
         return FAILED, ""
     if publication is None:  # firstfault itself has failed, and so knows nothing

@@ -24,21 +24,21 @@ from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TI
 from firstfault_torch.torchrun.job_names import SLURM_PREFIX, JobNames
 from firstfault_torch.torchrun.settings import FOLDER_VARIABLE
 
-_NO_COMMON_NAME = (
+_NO_COMMON_NAME_MESSAGE = (
     "the nodes of this job have no common name, so each writes its documents to a separate folder"
     " below %s; set FIRSTFAULT_JOB to a new name for each run"
 )
-_ELSEWHERE = (
+_FALLBACK_MESSAGE = (
     "%s %s; this node's documents are in %s. Make it writable, or set FIRSTFAULT_FOLDER to another"
     " one."
 )
-_TIMED = re.compile(r"-\d{8}-\d{6}-.+-\d+")
+_START_SUFFIX = re.compile(r"-\d{8}-\d{6}-.+-\d+")
 """What `_make_new_name` adds to a name."""
-_runs = itertools.count()
+_run_numbers = itertools.count()
 """One process may run several jobs of functions in a second."""
 
 
-class Chosen(NamedTuple):
+class ChosenFolder(NamedTuple):
     """Where this node records."""
 
     folder: str
@@ -51,7 +51,7 @@ class Chosen(NamedTuple):
     """Whether all nodes record there."""
 
 
-def given_folder() -> str:
+def get_given_folder() -> str:
     """Return the folder that the user set for all nodes, or "" if none."""
     given = os.environ.get(FOLDER_VARIABLE, "").strip().removeprefix("file://")
     if not given or is_remote(given):
@@ -60,14 +60,14 @@ def given_folder() -> str:
     return str(Path(os.path.expanduser(given)).absolute())  # noqa: PTH111
 
 
-def root_folder() -> str:
+def find_root_folder() -> str:
     """Return the folder that contains the runs: the user's, or a folder in the working folder.
 
     Raises:
         OSError: there is no working folder, and no folder for temporary files.
     """
     working, _ = try_call(Path.cwd, OSError)  # it may have been removed
-    return given_folder() or str(
+    return get_given_folder() or str(
         working / FOLDERS[0] if working is not None else make_fallback_folder()
     )
 
@@ -87,16 +87,16 @@ def is_named_by_start(root: str, names: JobNames) -> bool:
     return not names.run or (is_remote(root) and not names.attempt.value)
 
 
-def chosen_folder(names: JobNames, meet: Callable[[], Any] | None) -> Chosen:
+def choose_folder(names: JobNames, find_shared_store: Callable[[], Any] | None) -> ChosenFolder:
     """Return the folder of this run's attempt, made and marked; a remote folder is only named.
 
-    `meet` returns the store that all nodes of the job share, or None; it is None if there is one
-    node.
+    `find_shared_store` returns the store that all nodes of the job share, or None; with one node,
+    `find_shared_store` itself is None.
     """
-    root = root_folder()
+    root = find_root_folder()
     name = None
     claim = partial(_claim_name, root, names)
-    store = meet() if meet is not None else None
+    store = find_shared_store() if find_shared_store is not None else None
     # Nodes can't choose the name independently: they start in different seconds, and may see an
     # older run's folder at different times. So one node claims a name, and its peers read it from
     # the store.
@@ -105,16 +105,16 @@ def chosen_folder(names: JobNames, meet: Callable[[], Any] | None) -> Chosen:
         name = call_with_timeout(agree, RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name")
     # No common store: only names that are complete without the clock or a look at the folder are
     # equal on all nodes.
-    elif meet is not None:  # the variables alone may be the same on all nodes
+    elif find_shared_store is not None:  # the variables alone may be the same on all nodes
         name = (
             f"{name_run(names)}/{names.number}" if names.job.value and names.attempt.value else None
         )
-    if name is None and meet is not None and given_folder():
-        logger.warning(_NO_COMMON_NAME, root)
-    is_common = bool(given_folder()) and (name is not None or meet is None)
+    if name is None and find_shared_store is not None and get_given_folder():
+        logger.warning(_NO_COMMON_NAME_MESSAGE, root)
+    is_common = bool(get_given_folder()) and (name is not None or find_shared_store is None)
     # Remote folders have no locks, so no mark either.
     if is_remote(root):
-        return Chosen(join(root, name or claim()), None, is_common)
+        return ChosenFolder(join(root, name or claim()), None, is_common)
     why = ""
     # The second is looked for only if the first can't be written: a node may have no folder for
     # temporary files. A folder may hang (NFS) instead of failing, so each has a limit; the thread
@@ -124,10 +124,10 @@ def chosen_folder(names: JobNames, meet: Callable[[], Any] | None) -> Chosen:
         answer = call_with_timeout(make, RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder")
         made, error = answer or (None, None)
         if made is not None:
-            if why and given_folder():
-                logger.warning(_ELSEWHERE, root, why, made[0])
+            if why and get_given_folder():
+                logger.warning(_FALLBACK_MESSAGE, root, why, made[0])
             # In the fallback this node records alone, even if its peers can write to `root`.
-            return Chosen(*made, is_common and not why)
+            return ChosenFolder(*made, is_common and not why)
         late = f"did not answer within {RUN_FOLDER_TIMEOUT_SECONDS:g} s"
         why = why or (f"cannot be written ({error})" if error else late)
     raise OSError(f"{root} {why}")
@@ -145,9 +145,10 @@ def _make_folder(
 
 
 def _make_new_name(names: JobNames) -> str:
-    number = next(_runs)
-    began = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}{f'-{number}' if number else ''}"
-    return f"{name_run(names)}-{began}/{names.number}" if names.run else f"{began}/{names.number}"
+    number = next(_run_numbers)
+    process = f"{os.getpid()}-{number}" if number else str(os.getpid())
+    start = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{process}"
+    return f"{name_run(names)}-{start}/{names.number}" if names.run else f"{start}/{names.number}"
 
 
 def _claim_name(root: str, names: JobNames) -> str:
@@ -182,12 +183,12 @@ def _find_last_run(root: Path, name: str) -> str:
     later attempt belongs to the job that was begun last, and not to an older one in whose folder
     its number is free.
     """
-    later = (
+    later_runs = (
         mark.parent
         for mark in root.glob(f"*/{RUN_MARK}")
-        if _TIMED.fullmatch(mark.parent.name.removeprefix(name))
+        if _START_SUFFIX.fullmatch(mark.parent.name.removeprefix(name))
     )
-    return max((root / name, *later), key=began).name
+    return max((root / name, *later_runs), key=began).name
 
 
 def _agree_on_name(store: Any, names: JobNames, claim: Callable[[], str]) -> str:

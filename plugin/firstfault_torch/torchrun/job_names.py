@@ -14,7 +14,9 @@ from firstfault.slurm_pointer import find_start
 from firstfault_torch.guard import try_call
 
 RENDEZVOUS_ID = "--rdzv-id"
+"""Stands for torchrun's run id among the variables of `SOURCES`; reports print it as the source."""
 HOST = "the host's name"
+"""Stands for the host's name among the variables, and is printed like that."""
 _FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters to replace in names of folders and keys of objects,
 such as the slashes of ``TORCHX_JOB_ID``.
@@ -31,11 +33,13 @@ class Source(NamedTuple):
     """Where a name may come from."""
 
     of: str
+    """What is named: "job", "attempt", "node" or "namespace"."""
     variables: tuple[str, ...]
     """All must be set; their values are joined by "_"."""
     launcher: str
+    """Which launchers set them, for the docs."""
     value: str = ""
-    """Instead of the variables' own."""
+    """Instead of the variables' own values; empty for their own."""
     is_suffix: bool = False
     """Whether the second variable is the end of the host's name, and is taken off."""
 

@@ -1,8 +1,8 @@
 """Records the end of a rank that no agent has started. `firstfault_start` imports and calls it.
 
 The rank counts as a separate node with one worker. Its recorder outlives it, and then uploads what
-the rank has left in its folder. Its last words describe a killed process, until `fails` or `exits`
-replaces them.
+the rank has left in its folder. Its last words, a document and a roster entry, describe a killed
+process until `record_exception` or `record_exit` replaces them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from firstfault.model import NodePresence, Phase, Place, Subject, Writer
-from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY
 from firstfault.recorder.process import start_recorder
 from firstfault.run_folder import begin_run
 from firstfault.slurm_pointer import leave_pointer
@@ -24,7 +24,7 @@ from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_start import (
     BEGAN,
-    LOADED,
+    LOADED_MARK,
     OWN_RANK,
     STARTED_BY_RANK,
     WORKER_VARIABLE,
@@ -47,18 +47,18 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.places import get_worker_place, look_up_address
 from firstfault_torch.time_limits import ANNOUNCE_TIMEOUT_SECONDS
-from firstfault_torch.torchrun.job_folder import given_folder
+from firstfault_torch.torchrun.job_folder import get_given_folder
 from firstfault_torch.torchrun.job_names import Name, read_job_names
 from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, open_monitor
 
-_SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
+_KILLED_MESSAGE = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
 
 
 def begin() -> None:
     """Begin to watch this process, and announce it to readers."""
     with suppress_internal_errors("preparing to record"):
         if WORKER_VARIABLE in os.environ:  # not in Ray's workers
-            mark_rank(LOADED)
+            mark_rank(LOADED_MARK)
         _start_monitor(BEGAN[-1] if _is_started_by_rank() else time.time_ns())
 
 
@@ -78,13 +78,13 @@ def record_exception(error: BaseException) -> None:
             monitor.fails(error)
             # The exception's document is durable, so the one about a SIGKILL is withdrawn.
             setup = read_node_setup(monitor.node_context.identity)
-            _leave(
+            _replace_last_words(
                 monitor.node_context,
                 replace(_build_presence(Phase.FAILED, monitor.place), setup=setup),
             )
             # By any rank that fails: the first one may have ended before it could, or never have
             # imported torch.
-            leave = partial(leave_pointer, monitor.node_context.output_prefix, given_folder())
+            leave = partial(leave_pointer, monitor.node_context.output_prefix, get_given_folder())
             call_with_timeout(
                 leave, ANNOUNCE_TIMEOUT_SECONDS, "leaving a pointer for Slurm's script"
             )
@@ -97,15 +97,15 @@ def record_exit() -> None:
         if monitor is not None and monitor.node_context is not None:
             # The program exits normally: exceptions that it has handled aren't failures.
             monitor.in_flight.withdraw_handled(None)
-            _leave(
+            _replace_last_words(
                 monitor.node_context,
                 _build_presence(Phase.SUCCEEDED, _find_last_place(monitor.place)),
             )
 
 
-_marks: list[int] = []
-"""Descriptors of the marks on the folders of runs."""
-_suspended: dict[str, bytes] = {}
+_run_locks: list[int] = []
+"""Descriptors of the locked marks on the folders of runs: open as long as this process runs."""
+_suspended_last_words: dict[str, bytes] = {}
 """The last words of this process when it was about to exec another program."""
 
 
@@ -122,11 +122,14 @@ def record_exec() -> None:
             and monitor.node_context is not None
             and monitor.node_context.files is not None
         ):
-            words = monitor.node_context.files.last_words.folder
-            for name in (DOCUMENT, PRESENCE) if not _suspended else ():
+            folder = monitor.node_context.files.last_words.folder
+            for name in (DEATH_DOCUMENT, DEATH_ROSTER_ENTRY) if not _suspended_last_words else ():
                 with contextlib.suppress(FileNotFoundError):
-                    _suspended[name] = (words / name).read_bytes()
-            _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
+                    _suspended_last_words[name] = (folder / name).read_bytes()
+            _replace_last_words(
+                monitor.node_context,
+                _build_presence(Phase.SUCCEEDED, _find_place_in_group(monitor.place)),
+            )
 
 
 def record_failed_exec() -> None:
@@ -138,9 +141,9 @@ def record_failed_exec() -> None:
             and monitor.node_context is not None
             and monitor.node_context.files is not None
         ):
-            for name, data in _suspended.items():
+            for name, data in _suspended_last_words.items():
                 monitor.node_context.files.last_words.add(name, data)
-            _suspended.clear()
+            _suspended_last_words.clear()
 
 
 def _start_monitor(began_ns: int) -> WorkerMonitor | None:
@@ -149,10 +152,10 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
     `began_ns`: of several starts of this rank, such as before and after an exec, readers judge the
     one that began last.
     """
-    known = current_monitor()
+    existing_monitor = current_monitor()
     engine = _build_engine()
-    if known is not None or engine is None:
-        return known
+    if existing_monitor is not None or engine is None:
+        return existing_monitor
     identity = replace(engine.identity(), engine="alone")
     node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=began_ns // 1_000_000)
     # Its own session: a launcher that kills the rank's process group must not kill the recorder,
@@ -177,34 +180,36 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
         ErrorClass.WORKER_FAILURE,
         place,
         code="USER:SIGKILL",
-        message=f"rank {place.rank} {_SILENT}",
+        message=f"rank {place.rank} {_KILLED_MESSAGE}",
         writer=Writer.WORKER,
         subject=Subject.WORKER,
         signal="SIGKILL",
     )
-    process.folder.last_words.add(DOCUMENT, encode(killed))
-    process.folder.last_words.add(PRESENCE, encode_presence(_build_presence(Phase.FAILED, place)))
+    process.folder.last_words.add(DEATH_DOCUMENT, encode(killed))
+    process.folder.last_words.add(
+        DEATH_ROSTER_ENTRY, encode_presence(_build_presence(Phase.FAILED, place))
+    )
     # In the background: the storage or the name service may be slow, and the program must start.
-    start_in_thread(partial(_join, node_context, place), "announcing this rank")
+    start_in_thread(partial(_announce, node_context, place), "announcing this rank")
     return monitor
 
 
 @cache
 def _build_engine() -> PlainEngine | None:
-    folder = given_folder()
-    this = read_job_names("")
+    folder = get_given_folder()
+    names = read_job_names("")
     if folder:
-        job, name = this.job, this.run
-        if this.step:  # each srun is a separate run
+        job, name = names.job, names.run
+        if names.step:  # each srun is a separate run
             job = Name(job.value, f"{job.source} and SLURM_STEP_ID")
-            name = f"{name}.{this.step}"
+            name = f"{name}.{names.step}"
         run = join(folder, name)
-        description = this._replace(job=job).describe(split_name(run)[1])
+        description = names._replace(job=job).describe(split_name(run)[1])
         return PlainEngine(
             run,
-            int(this.number),
-            this.node.value,
-            namespace=this.namespace.value,
+            int(names.number),
+            names.node.value,
+            namespace=names.namespace.value,
             task=description,
         )
     if OWN_RANK[-1][0] == 0:
@@ -217,14 +222,14 @@ def _build_engine() -> PlainEngine | None:
 def _build_place(node_context: NodeContext) -> Place:
     """Return this rank's place from the launcher's variables."""
     rank, local_rank, size = OWN_RANK[-1]
-    known = {
+    variables = {
         "RANK": rank,
         "GROUP_RANK": rank,
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": size,
         "GROUP_WORLD_SIZE": size,
     }
-    return get_worker_place(node_context, {name: str(number) for name, number in known.items()})
+    return get_worker_place(node_context, {name: str(number) for name, number in variables.items()})
 
 
 def _is_started_by_rank() -> bool:
@@ -235,11 +240,11 @@ def _find_last_place(place: Place) -> Place:
     """Return this rank's place for its end. Of several processes of a rank,
     one that has trained has the last word.
     """
-    in_group = _in_group(place)
+    in_group = _find_place_in_group(place)
     return replace(in_group, incarnation=time.time_ns() // 1_000_000) if has_trained() else in_group
 
 
-def _in_group(place: Place) -> Place:
+def _find_place_in_group(place: Place) -> Place:
     """Return this rank's place as torch knows it, if it has a group."""
     rank, size = rank_in_group() or (place.rank, place.world_size)
     return replace(place, rank=rank, group_rank=rank, world_size=size, group_world_size=size)
@@ -254,9 +259,9 @@ def _build_presence(phase: Phase, place: Place) -> NodePresence:
     )
 
 
-def _join(node_context: NodeContext, place: Place) -> None:
+def _announce(node_context: NodeContext, place: Place) -> None:
     if place.rank == 0:  # one rank is enough: all record in the same folder
-        leave_pointer(node_context.output_prefix, given_folder())
+        leave_pointer(node_context.output_prefix, get_given_folder())
     _mark_run(split_name(node_context.output_prefix)[0])
     path, data = as_entry(_build_presence(Phase.JOINED, replace(place, ip=look_up_address())))
     put_on_node(path, data, node_context, ANNOUNCE_TIMEOUT_SECONDS)
@@ -270,17 +275,17 @@ def _mark_run(run: str) -> None:
     if not is_remote(run):
         # another user's folder, for example; the documents may still be written
         with contextlib.suppress(OSError):
-            _marks.append(begin_run(Path(run)))
+            _run_locks.append(begin_run(Path(run)))
 
 
-def _leave(node_context: NodeContext, presence: NodePresence) -> None:
+def _replace_last_words(node_context: NodeContext, presence: NodePresence) -> None:
     """Replace the last words: the recorder uploads this roster entry after the exit,
     but no document about a death.
     """
     if node_context.files is not None:
-        words = node_context.files.last_words
+        last_words = node_context.files.last_words
         # If the process is killed between these steps, the document about a SIGKILL is still
         # uploaded.
-        words.add(PRESENCE, encode_presence(presence))
+        last_words.add(DEATH_ROSTER_ENTRY, encode_presence(presence))
         # Emptied, not removed: the recorder restores what a cleaner of /tmp has removed.
-        words.add(DOCUMENT, b"")
+        last_words.add(DEATH_DOCUMENT, b"")

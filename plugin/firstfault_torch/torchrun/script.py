@@ -33,10 +33,11 @@ from firstfault_torch.worker.worker_monitor import (
     record_end,
 )
 
-_WORKER = os.getpid()
-_BITS_OF_LONG = 64
+_WORKER_PID = os.getpid()
+_BITS_OF_C_LONG = 64
 """Of C's long: Python exits with -1 for a larger number."""
 _outermost: list[FrameType] = []
+"""The program's outermost frame, from `begin` to `record_exit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,16 @@ class _ExitCall:
 
     at: int
     """The outermost frame's instruction at that time."""
-    noted: Any = None
-    """The exit as data, or None if the program had no process group."""
+    exit_data: Any = None
+    """The exit as `ExceptionInfo`. None if the program had no process group, or if reading the exit
+    took too long.
+    """
     is_end: bool = False
     """Whether nothing of the program was left to run, and it exits with success."""
 
 
-_called: list[_ExitCall] = []
-"""The last call."""
+_exit_calls: list[_ExitCall] = []
+"""The last call of `sys.exit` that may end the program; empty before it."""
 
 
 class _Exit:
@@ -91,15 +94,17 @@ def _note_exit(frame: FrameType, argument: Any) -> None:
     """Note that a frame calls `sys.exit`, if that ends this program."""
     with suppress_internal_errors("noting an exit"):
         # A forked child and other threads don't end this program by sys.exit.
-        is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
+        is_main = (
+            os.getpid() == _WORKER_PID and threading.current_thread() is threading.main_thread()
+        )
         if not _outermost or not is_main:
             return
         # the exception that the caller handles: this function handles none
         handled = sys.exc_info()[1]
         is_end = is_clean_exit(SystemExit(argument)) and is_last_exit(frame, handled)
-        noted = _capture_exit(frame, argument, handled) if has_process_group() else None
+        exit_data = _capture_exit(frame, argument, handled) if has_process_group() else None
         # Only the last call: an earlier one was caught, or this one wouldn't run.
-        _called[:] = [_ExitCall(_outermost[0].f_lasti, noted, is_end)]
+        _exit_calls[:] = [_ExitCall(_outermost[0].f_lasti, exit_data, is_end)]
 
 
 def begin() -> None:
@@ -151,10 +156,12 @@ def record_exit() -> None:
 
 
 def _capture_exit(frame: FrameType, argument: Any, handled: BaseException | None) -> Any:
-    """Return an exit as data: the exceptions would hold the program's objects."""
+    """Return an exit as `ExceptionInfo`, because the exceptions would hold the program's objects.
+    Return None if nothing is recorded, or if reading takes too long.
+    """
     if (node_context := _monitor().node_context) is None:
         return None
-    error = _exit_at(frame)
+    error = _build_exit(frame)
     error.__context__ = handled
 
     def read() -> ExceptionInfo:
@@ -173,7 +180,7 @@ def _describe_argument(argument: Any) -> str:
         return "0"
     if isinstance(argument, int):
         number = int.__index__(argument)
-        return str(number & 0xFF if number.bit_length() < _BITS_OF_LONG else 0xFF)
+        return str(number & 0xFF if number.bit_length() < _BITS_OF_C_LONG else 0xFF)
     text = safe_text(argument)
     # not to be taken for a code
     return repr(text) if text.strip().lstrip("-").isdigit() else text
@@ -183,9 +190,9 @@ def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program, given its outermost frame."""
     if _has_reached_end(frame):
         return SystemExit("its program reached its end")
-    error = _exit_at(frame)
+    error = _build_exit(frame)
     call = _find_call(frame)
-    vars(error)[NOTED] = call.noted if call is not None else None
+    vars(error)[NOTED] = call.exit_data if call is not None else None
     return error
 
 
@@ -193,7 +200,7 @@ def _find_call(frame: FrameType) -> _ExitCall | None:
     """Return the call of `sys.exit` that has ended a program, given its outermost frame."""
     # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame
     # is still at the same instruction.
-    return next((call for call in _called if call.at == frame.f_lasti), None)
+    return next((call for call in _exit_calls if call.at == frame.f_lasti), None)
 
 
 def _has_reached_end(frame: FrameType) -> bool:
@@ -210,7 +217,7 @@ def _has_returned(frame: FrameType) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
-def _exit_at(frame: FrameType) -> SystemExit:
+def _build_exit(frame: FrameType) -> SystemExit:
     return SystemExit().with_traceback(TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
 
 

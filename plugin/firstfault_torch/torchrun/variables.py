@@ -90,8 +90,10 @@ VARIABLES: Mapping[str, Callable[[str], str]] = {
     "NO_COLOR": _accept,
     "FORCE_COLOR": _accept,
 }
-"""Returns what is wrong with a nonempty value, as a clause to print, or "" if it is valid."""
-_EXPLAINED = (DECISIONS_VARIABLE, REDACT_VARIABLE)
+"""The check of each variable. It returns what is wrong with a nonempty value, as a clause to print,
+or "" if the value is valid.
+"""
+_SELF_EXPLAINED = (DECISIONS_VARIABLE, REDACT_VARIABLE)
 """Their problems are whole sentences, which also name the effect. They are never removed: without
 its variable, firstfault would act, and the valid rules still hide what they match.
 """
@@ -99,11 +101,13 @@ its variable, firstfault would act, and the valid rules still hide what they mat
 
 def find_problems() -> dict[str, str]:
     """Return what is wrong with the variables of this process, by variable, as a sentence."""
-    found = {}
+    problems = {}
     for variable, problem in _find_clauses().items():
-        is_explained = variable in _EXPLAINED
-        found[variable] = problem if is_explained else f"{variable} {problem}: the value is ignored"
-    return found
+        is_explained = variable in _SELF_EXPLAINED
+        problems[variable] = (
+            problem if is_explained else f"{variable} {problem}: the value is ignored"
+        )
+    return problems
 
 
 def drop_invalid() -> None:
@@ -113,7 +117,7 @@ def drop_invalid() -> None:
     read_decision_mode()
     warn_of_invalid_rules()
     for variable, problem in _find_clauses().items():
-        if variable.startswith(SWITCH) and variable not in _EXPLAINED:
+        if variable.startswith(SWITCH) and variable not in _SELF_EXPLAINED:
             logger.warning("ignoring %s: it %s", variable, problem)
             del os.environ[variable]
 

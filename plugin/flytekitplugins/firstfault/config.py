@@ -31,7 +31,7 @@ RETRIES_VARIABLE = "FIRSTFAULT_TASK_RETRIES"
 RENDEZVOUS_BACKEND = "c10d"
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")
-_STOCK_INTERVAL_S = 5
+_STOCK_MONITOR_INTERVAL_SECONDS = 5
 """kfpytorch's default `monitor_interval`; a task with it gets ours."""
 
 
@@ -261,7 +261,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-_SECONDS: _Check = ("a number of seconds, 0 or more", _is_seconds)
+_SECONDS_CHECK: _Check = ("a number of seconds, 0 or more", _is_seconds)
 _BOOL: _Check = ("True or False", lambda value: isinstance(value, bool))
 _NAME: _Check = ("a name", _is_text)
 _TEXT_OR_NONE: _Check = ("a text or None", lambda value: value is None or _is_text(value))
@@ -270,8 +270,8 @@ _TEXTS: _Check = (
     lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
 )
 _CHECKS: dict[str, _Check] = {
-    "settle_seconds": _SECONDS,
-    "upload_deadline_seconds": _SECONDS,
+    "settle_seconds": _SECONDS_CHECK,
+    "upload_deadline_seconds": _SECONDS_CHECK,
     "deck": ("True, False or None", lambda value: value is None or isinstance(value, bool)),
     "in_process_restart": (
         "an InProcessRestart or None",
@@ -285,8 +285,8 @@ _CHECKS: dict[str, _Check] = {
         "a number of seconds above 0",
         lambda value: _is_seconds(value) and value > 0,
     ),
-    "stop_seconds": _SECONDS,
-    "shutdown_timeout": (_SECONDS[0], lambda value: value is None or _is_seconds(value)),
+    "stop_seconds": _SECONDS_CHECK,
+    "shutdown_timeout": (_SECONDS_CHECK[0], lambda value: value is None or _is_seconds(value)),
     "restarts_follow_policy": _BOOL,
     "stops_repeats": _BOOL,
     "event_log_handler": _NAME,
@@ -329,7 +329,7 @@ def as_own(config: Any) -> Any:
         values["worker"] = Worker(**_list_values(config.worker))
         return PyTorch(**values)
     # A dataclass doesn't record whether a field was given, so an explicit 5 looks like the default.
-    if values["monitor_interval"] == _STOCK_INTERVAL_S:
+    if values["monitor_interval"] == _STOCK_MONITOR_INTERVAL_SECONDS:
         del values["monitor_interval"]
     return Elastic(**values)
 

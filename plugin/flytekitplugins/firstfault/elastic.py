@@ -38,12 +38,12 @@ from flytekitplugins.firstfault.entrypoints import (
     run_spawned,
 )
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
-from flytekitplugins.firstfault.flytekit_classes import verdict_error
+from flytekitplugins.firstfault.flytekit_classes import build_verdict_error
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-_ABSENT = {
+_NEUTRAL_VALUES = {
     "event_log_handler": "null",
     "signals_to_handle": DEFAULT_SIGNALS,
     "virtual_local_rank": False,
@@ -87,15 +87,15 @@ def run_training(
             " torchrun does"
         )
         os.environ["OMP_NUM_THREADS"] = "1"
-    launch = _launch_config(config)
+    launch = _build_launch_config(config)
     entrypoint, args = _build_entrypoint(config, function, keeps_decks=keeps_decks)
     if engine is None:
         results = _launch_plain(launch, entrypoint, args)
         if config.in_process_restart is not None:
             results = config.in_process_restart.by_last_rank(results)
         return _hand_over(results)
-    # `run_node` reads torch's error files, and so does `_local_error` (root cause of another rank):
-    # remove them only when the exception to raise has been built.
+    # `run_node` reads torch's error files, and so does `_build_local_exception` (root cause of
+    # another rank): remove them only when the exception to raise has been built.
     with error_files_removed(launch):
         try:
             results = run_node(build_job(launch, entrypoint, args), engine=engine, options=options)
@@ -105,8 +105,8 @@ def run_training(
             # stock error file.
             publication = failed.publication
             if publication is not None and publication.is_deck_pending is not None:
-                raise verdict_error(publication) from failed.error
-            raise _local_error(failed) from failed.error
+                raise build_verdict_error(publication) from failed.error
+            raise _build_local_exception(failed) from failed.error
     return _hand_over(results)
 
 
@@ -119,14 +119,14 @@ def _launch_plain(
     try:
         results: dict[int, Any] = elastic_launch(config=config, entrypoint=entrypoint)(*args)
     except (ChildFailedError, SignalException) as error:
-        raise _plain_failure(error) from error
+        raise _build_plain_exception(error) from error
     return results
 
 
 # --- before ---------------------------------------------------------------------------------------
 
 
-def _launch_config(config: Elastic) -> LaunchConfig:
+def _build_launch_config(config: Elastic) -> LaunchConfig:
     from torch.distributed.launcher.api import (  # noqa: PLC0415 - looked up when used, as kfpytorch does
         LaunchConfig,
     )
@@ -153,11 +153,11 @@ def _launch_config(config: Elastic) -> LaunchConfig:
         monitor_interval=config.monitor_interval,
         start_method=config.start_method,
         logs_specs=logs,
-        **_newer_options(config, LaunchConfig),
+        **_build_newer_options(config, LaunchConfig),
     )
 
 
-def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[str, Any]:
+def _build_newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[str, Any]:
     """Return the options that differ from torch's defaults.
 
     Raises:
@@ -179,7 +179,7 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
     chosen = {
         name: value
         for name, value in values.items()
-        if value != defaults.get(name, _ABSENT.get(name))
+        if value != defaults.get(name, _NEUTRAL_VALUES.get(name))
     }
     for name in chosen:
         if name not in defaults:
@@ -273,7 +273,7 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
     return first.return_value
 
 
-def _plain_failure(error: Exception) -> Exception:
+def _build_plain_exception(error: Exception) -> Exception:
     """Return kfpytorch's exception for the failure that torch kept:
     recoverable if its worker marked it so.
     """
@@ -294,12 +294,12 @@ def _plain_failure(error: Exception) -> Exception:
     return raised
 
 
-def _local_error(failed: NodeFailedError) -> Exception:
+def _build_local_exception(failed: NodeFailedError) -> Exception:
     """Return kfpytorch's exception for a local call;
     a pod raises it too if it could not seal its verdict.
     """
     if failed.verdict is None:
-        return _plain_failure(failed.error)
+        return _build_plain_exception(failed.error)
     verdict, decision = failed.verdict.verdict, failed.verdict.decision
     timestamp = verdict.timestamp_ns / 1e9 if verdict.timestamp_ns else None
     if decision.retry:

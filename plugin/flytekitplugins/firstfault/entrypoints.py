@@ -123,4 +123,4 @@ def _store_decks(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     # because of another rank's failure. In the second case the main thread may be inside C++, so
     # `at_close` may come too late.
     monitor.at_close(keeper.end)
-    monitor.before_stop(partial(keeper.look_now, LAST_DECKS_TIMEOUT_SECONDS))
+    monitor.before_stop(partial(keeper.check_now, LAST_DECKS_TIMEOUT_SECONDS))

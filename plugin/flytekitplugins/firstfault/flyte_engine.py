@@ -30,7 +30,13 @@ from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import encode_seal
 from firstfault_torch import time_limits
-from firstfault_torch.engine import ErrorName, Publication, SealedVerdict, upload_verdict
+from firstfault_torch.engine import (
+    Engine,
+    ErrorName,
+    Publication,
+    SealedVerdict,
+    upload_verdict,
+)
 from firstfault_torch.guard import logger, try_call
 from firstfault_torch.node.document_writer import get_file
 from firstfault_torch.node_context import Identity
@@ -45,7 +51,7 @@ _PLAIN_CODE = "USER:RuntimeError"
 
 
 @dataclass(frozen=True)
-class FlyteEngine:
+class FlyteEngine(Engine):
     """Flyte 1.x: a pod that the stock entrypoint runs, or a local call of the task."""
 
     output_prefix: str = ""
@@ -78,8 +84,8 @@ class FlyteEngine:
             output_prefix=self.output_prefix,
             engine="flyte",
             attempt=int(attempt) if attempt.isdecimal() else 0,
-            node=node_name(),
-            namespace=namespace(),
+            node=get_node_name(),
+            namespace=get_namespace(),
             task=os.environ.get("FLYTE_INTERNAL_TASK_NAME", ""),
             image=os.environ.get("FLYTE_INTERNAL_IMAGE", ""),
             handover_uri=self.raw_prefix,
@@ -119,7 +125,7 @@ class FlyteEngine:
             return publication
         # peers take over the document
         if publication.own is not None and (mode := read_decision_mode()) != ACT:
-            sealed = _decide_as_flytekit(publication.sealed, is_told=mode == OBSERVE)
+            sealed = _decide_as_flytekit(publication.sealed, logs_change=mode == OBSERVE)
             publication = replace(publication, sealed=sealed)
         # A thread exits the process while the main thread is inside C++. Between SIGTERM and the
         # pod's SIGKILL there is no time for other pods' verdicts or for a deck: upload, and leave
@@ -135,21 +141,24 @@ class FlyteEngine:
         # use up the verdict's.
         is_deck_pending = self.publish_deck(publication, shutdown_requested)
         if not publication.durable:
-            hurried = shutdown_requested is not None and shutdown_requested.is_set()
-            usual, short = (
-                time_limits.PUBLISH_TIMEOUT_SECONDS,
-                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS,
+            is_hurried = shutdown_requested is not None and shutdown_requested.is_set()
+            publication = self._upload(
+                publication,
+                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
+                if is_hurried
+                else time_limits.PUBLISH_TIMEOUT_SECONDS,
             )
-            publication = self._upload(publication, short if hurried else usual)
         return replace(publication, is_deck_pending=is_deck_pending)
 
     def _upload(self, publication: Publication, seconds: float) -> Publication:
-        return upload_verdict(publication, sealed_name(self.output_prefix), seconds)
+        return upload_verdict(publication, get_verdict_name(self.output_prefix), seconds)
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded, or None for a local call."""
         return (
-            get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
+            get_file(self.output_prefix, get_verdict_name(self.output_prefix))
+            if self.in_pod
+            else None
         )
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
@@ -162,10 +171,6 @@ class FlyteEngine:
     def ends_with_first_node(self) -> bool:
         """Whether this is a pod: Flyte reads the error when the first pod has ended."""
         return self.in_pod
-
-    def announce(self, publication: Publication) -> None:
-        """Log the report."""
-        logger.error("%s", publication.sealed.seal.message)
 
     def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 0, with which flytekit's entrypoint also exits after it has uploaded an error."""
@@ -190,21 +195,22 @@ def _is_finished(sealed: SealedVerdict) -> bool:
     return outcome.has_finished and sealed.decision.action is Action.STOP
 
 
-def _decide_as_flytekit(sealed: SealedVerdict, *, is_told: bool) -> SealedVerdict:
-    """Return the verdict as an error of the kind that flytekit itself writes; `is_told`:
-    log what that changes.
+def _decide_as_flytekit(sealed: SealedVerdict, *, logs_change: bool) -> SealedVerdict:
+    """Return the verdict as an error of the kind that flytekit itself writes.
+
+    `logs_change`: whether to log what Flyte would have been told instead.
     """
     root = sealed.verdict.root
     is_recoverable = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
     kind = Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE
-    if is_told and (
+    if logs_change and (
         sealed.seal.kind is not kind or (is_recoverable and sealed.seal.origin is not Origin.USER)
     ):
         decision = sealed.decision
         logger.warning(
             "observed: would have told Flyte %s: %s", decision.action.value, decision.reason
         )
-    if is_told and _is_finished(sealed):
+    if logs_change and _is_finished(sealed):
         logger.warning("observed: would have written the outputs: %s", sealed.decision.reason)
     seal = replace(sealed.seal, kind=kind, origin=Origin.USER)
     return replace(sealed, seal=seal, document=encode_seal(seal))
@@ -213,7 +219,7 @@ def _decide_as_flytekit(sealed: SealedVerdict, *, is_told: bool) -> SealedVerdic
 # --- what the backend set -------------------------------------------------------------------------
 
 
-def node_name(environment: Mapping[str, str] = os.environ) -> str:
+def get_node_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the pod's name from the backend, else the host's name."""
     # Backends set the long or the short name of a variable; flytekit reads either (`get_one_of`).
     names = (
@@ -222,7 +228,7 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
     return next(names, "") or environment.get("HOSTNAME") or socket.gethostname()
 
 
-def namespace() -> str:
+def get_namespace() -> str:
     """Return the pod's Kubernetes namespace, or an empty text.
 
     It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{
@@ -241,18 +247,18 @@ def namespace() -> str:
 # --- the files that Flyte reads -------------------------------------------------------------------
 
 
-def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
+def writes_error_file_per_pod(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the backend asked each pod for its own error file, by flytekit's rule."""
     names = ("FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES")
     return bool(next((environment[name] for name in names if name in environment), ""))
 
 
-def sealed_name(output_prefix: str) -> str:
+def get_verdict_name(output_prefix: str) -> str:
     """Return the name of the verdict's file, the same in all pods of an attempt:
     one pod writes it for all.
     """
     unique = uuid.uuid5(uuid.NAMESPACE_URL, output_prefix).hex
-    return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
+    return f"error-{unique}.pb" if writes_error_file_per_pod() else ERROR_FILE
 
 
 def await_outputs(
@@ -266,10 +272,9 @@ def await_outputs(
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the
     outputs at that moment. The wait is a minute at most if the storage doesn't let this pod look.
     """
-    missing = "rank 0's pod has written no outputs"
     return _wait_until(
         partial(outputs_are_there, output_prefix),
-        missing,
+        "rank 0's pod has written no outputs",
         shutdown_requested,
         seconds,
     )
@@ -293,7 +298,7 @@ def outputs_are_there(output_prefix: str) -> bool:
                 )
             except AccessDeniedError:
                 # reading may be allowed without listing
-                for name in (OUTPUTS, sealed_name(output_prefix)):
+                for name in (OUTPUTS, get_verdict_name(output_prefix)):
                     with contextlib.suppress(AccessDeniedError, ObjectNotFoundError):
                         # Too large also means that it exists; its content isn't needed.
                         with contextlib.suppress(ObjectTooLargeError):
@@ -321,10 +326,9 @@ def await_deck(
                 return mark in await store.get(DECK)
         return False
 
-    missed = "the elected pod has not written the deck"
     return _wait_until(
         lambda: run_sync(look()),
-        missed,
+        "the elected pod has not written the deck",
         shutdown_requested or threading.Event(),
         seconds,
     )
@@ -332,7 +336,7 @@ def await_deck(
 
 def _wait_until(
     is_there: Callable[[], bool],
-    missed: str,
+    complaint: str,
     shutdown_requested: threading.Event,
     seconds: float,
 ) -> bool:
@@ -351,7 +355,7 @@ def _wait_until(
                 limit = min(time_limits.UNREADABLE_OUTPUTS_TIMEOUT_SECONDS, seconds)
         left = began + limit - time.monotonic()
         if left <= 0:
-            logger.warning("%s within %g s; not waiting any longer", missed, limit)
+            logger.warning("%s within %g s; not waiting any longer", complaint, limit)
             return False
         # SIGTERM ends the pause at once: the pod has only its grace period left.
         if shutdown_requested.wait(min(pause, left)):

@@ -32,13 +32,13 @@ class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableExceptio
     """A `VerdictSealedError` to retry; outside of a dispatch, also a FlyteRecoverableException."""
 
 
-def verdict_error(publication: Publication) -> VerdictSealedError:
+def build_verdict_error(publication: Publication) -> VerdictSealedError:
     """Return the exception that a pod raises after it has published a verdict."""
     is_retried = publication.sealed.decision.retry
     return (RecoverableVerdictSealedError if is_retried else VerdictSealedError)(publication)
 
 
-class _MayBeMissing(SyncCheckpoint):
+class _OptionalCheckpoint(SyncCheckpoint):
     """flytekit's checkpoint, but a missing checkpoint of the previous attempt isn't an error.
 
     flytekit gives each retry the path of that checkpoint, and raises FlyteDataNotFoundException if
@@ -62,11 +62,11 @@ class _MayBeMissing(SyncCheckpoint):
     def restore(self, path: Path | str | None = None) -> Path | None:
         """Return the folder of the previous attempt's checkpoint, or None if it saved none."""
         try:
-            found: Path | None = super().restore(path)
+            folder: Path | None = super().restore(path)
         except FlyteDataNotFoundException:
             logger.warning("the previous attempt saved no checkpoint; starting without one")
             return None
-        return found
+        return folder
 
 
 def expect_missing_checkpoint() -> None:
@@ -82,4 +82,4 @@ def expect_missing_checkpoint() -> None:
         if type(checkpoint) is SyncCheckpoint:
             # Change the class in place: a finalized copy would remove the temporary folder into
             # which other forked workers may be downloading.
-            checkpoint.__class__ = _MayBeMissing
+            checkpoint.__class__ = _OptionalCheckpoint

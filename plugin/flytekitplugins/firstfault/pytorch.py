@@ -29,7 +29,10 @@ from firstfault_torch.places import get_worker_place
 from firstfault_torch.run import build_node_context
 from firstfault_torch.worker.exception_documents import ExceptionDocuments
 from firstfault_torch.worker.in_flight import is_clean_exit
-from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
+from flytekitplugins.firstfault.flytekit_classes import (
+    build_verdict_error,
+    expect_missing_checkpoint,
+)
 
 if TYPE_CHECKING:
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
@@ -71,7 +74,7 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
         # end the process.
         is_published = publication is not None and publication.is_deck_pending is not None
         if publication is not None and is_published and isinstance(error, Exception):
-            raise verdict_error(publication) from error
+            raise build_verdict_error(publication) from error
         raise
     # if the pod ended now, a first entry that is still being uploaded would be lost
     joined.wait(node_context.upload_deadline_seconds)

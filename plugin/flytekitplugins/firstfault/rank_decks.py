@@ -35,23 +35,23 @@ class DeckKeeper:
     def __init__(self, files: NodeFolder, round_: int, decks: list[Deck]) -> None:
         self._file = files.decks(round_)
         self._decks = decks
-        self._kept: list[tuple[str, str]] = []
+        self._written_decks: list[tuple[str, str]] = []
         self._left_out: list[str] = []
         self._lock = threading.Lock()
         self._ended = False
         self._wake = threading.Event()
-        self._looked = threading.Event()
+        self._checked = threading.Event()
         # A daemon thread: a check that hangs on a full or slow disk must not keep the worker from
         # exiting.
         threading.Thread(target=self._run, name="firstfault-decks", daemon=True).start()
 
-    def look_now(self, seconds: float) -> None:
+    def check_now(self, seconds: float) -> None:
         """Check now, because this process is about to be stopped; wait at most `seconds` for it."""
         # If a check is running right now, it may end the wait early, with decks that are a moment
         # old.
-        self._looked.clear()
+        self._checked.clear()
         self._wake.set()
-        self._looked.wait(seconds)
+        self._checked.wait(seconds)
 
     def end(self) -> None:
         """Check for the last time, and end the thread."""
@@ -59,7 +59,7 @@ class DeckKeeper:
         self._wake.set()
         # Don't wait for the keeper's thread: it may have ended after an error. This check runs in a
         # separate thread with a limit, because the worker's exit waits for it.
-        call_with_timeout(self._look, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
+        call_with_timeout(self._check, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
 
     def _run(self) -> None:
         # a failure ends the thread, with one warning
@@ -71,11 +71,11 @@ class DeckKeeper:
                 # ends the next pause at once.
                 self._wake.clear()
                 began = time.monotonic()
-                self._look()
-                self._looked.set()
+                self._check()
+                self._checked.set()
                 pause = max(DECKS_POLL_SECONDS, _PAUSE_FACTOR * (time.monotonic() - began))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         # `end` starts a check in another thread while the keeper's thread may be in the middle of
         # one.
         with self._lock:
@@ -87,20 +87,20 @@ class DeckKeeper:
             ]
             # The recorder removes the node's folder when it ends, for example after the agent's
             # death; then nobody reads decks.
-            if decks != self._kept and self._file.parent.is_dir():
+            if decks != self._written_decks and self._file.parent.is_dir():
                 self._write(decks)
-                self._kept = decks
+                self._written_decks = decks
 
     def _write(self, decks: Sequence[tuple[str, str]]) -> None:
         entries: list[bytes] = []
         left_out: list[str] = []
-        room = _MAX_DECK_BYTES
+        bytes_left = _MAX_DECK_BYTES
         for deck in decks:
             # UTF-8 can't encode a lone surrogate
             data = json.dumps(deck, ensure_ascii=False).encode("utf-8", "replace")
-            if len(data) <= room:
+            if len(data) <= bytes_left:
                 entries.append(data)
-                room -= len(data)
+                bytes_left -= len(data)
             else:
                 left_out.append(deck[0])
         if left_out and left_out != self._left_out:
@@ -111,9 +111,9 @@ class DeckKeeper:
             )
             logger.warning(text, ", ".join(map(repr, left_out)), _MAX_DECK_BYTES // 1024**2)
         # an atomic rename: this process may be killed at any moment
-        part = self._file.with_suffix(".part")
-        part.write_bytes(b"[" + b",\n".join(entries) + b"]")
-        part.replace(self._file)
+        partial_file = self._file.with_suffix(".part")
+        partial_file.write_bytes(b"[" + b",\n".join(entries) + b"]")
+        partial_file.replace(self._file)
 
 
 def read_kept_decks(files: NodeFolder, round_: int) -> list[Deck]:

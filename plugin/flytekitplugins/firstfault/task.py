@@ -49,7 +49,7 @@ from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     as_own,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine, get_verdict_name
 from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
 
 _TASK_TYPE = "pytorch"
@@ -62,7 +62,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 class _ReportingTask(PythonFunctionTask[Any]):
     """The base of both task types. The configuration may also be kfpytorch's, see `kfpytorch`."""
 
-    _deck_writers: tuple[Phase, ...] = (Phase.FAILED, Phase.SUCCEEDED)
+    _deck_writer_phases: tuple[Phase, ...] = (Phase.FAILED, Phase.SUCCEEDED)
     """Last phases of nodes with pods that still run and can write the deck."""
 
     def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
@@ -147,7 +147,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             self._is_deck_pending = bool(publication.is_deck_pending)
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / sealed_name(_output_prefix())).write_bytes(publication.sealed.document)
+            (folder / get_verdict_name(_output_prefix())).write_bytes(publication.sealed.document)
             return LiteralMap(literals={})
 
     @property
@@ -216,7 +216,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         return publish_deck(
             publication,
             self.name,
-            staying=self._deck_writers,
+            live_phases=self._deck_writer_phases,
             shutdown_requested=shutdown_requested,
         )
 
@@ -287,7 +287,7 @@ class ElasticFunctionTask(_ReportingTask):
 class PyTorchFunctionTask(_ReportingTask):
     """Runs a function once in each pod of a PyTorchJob, without an elastic agent."""
 
-    _deck_writers = (Phase.FAILED,)  # a pod that has succeeded has exited
+    _deck_writer_phases = (Phase.FAILED,)  # a pod that has succeeded has exited
 
     def __init__(
         self,

@@ -6,9 +6,8 @@ one:
 
     ClusteredTaskEnvironment   each pod of a JobSet runs torchrun, and ``a0`` in each worker. JobSet
                                restarts all pods after an exit code other than 0, and Flyte reads
-                               error.pb only after
-                               0. So after a fault that a restart would repeat, one pod writes
-                               error.pb and all exit with 0.
+                               error.pb only after 0. So after a fault that a restart would repeat,
+                               one pod writes error.pb and all exit with 0.
     Elastic                    ``a0`` of each pod starts the workers, and writes what is raised to
                                error.pb
 """
@@ -41,16 +40,16 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Publication, SealedVerdict
     from firstfault_torch.node_context import Identity
 
-_RUNS = "firstfault-runs"
+_RUNS_FOLDER = "firstfault-runs"
 """Below the action's output path: the folder of all documents, for each JobSet and restart."""
-_REPORT = "report.html"
+_REPORT_FILE = "report.html"
 """Below the action's output path, as ``flyte.report`` writes it."""
-_TAB = "firstfault"
-_MARK = "<!-- firstfault: why this attempt failed -->"
+_REPORT_TAB = "firstfault"
+_REPORT_MARK = "<!-- firstfault: why this attempt failed -->"
 """Distinguishes the report of an earlier restart from one that the task has published."""
-_KINDS = {Action.STOP: "NonRecoverableError", Action.SYSTEM: "RuntimeSystemError"}
+_EXCEPTION_NAMES = {Action.STOP: "NonRecoverableError", Action.SYSTEM: "RuntimeSystemError"}
 """Exceptions of `flyte.errors` that override Flyte's default of using up the retries."""
-_STOP = 0
+_STOP_EXIT_CODE = 0
 """The exit code after which Flyte reads error.pb, and JobSet restarts no pod."""
 
 
@@ -58,7 +57,7 @@ _STOP = 0
 class Flyte2Engine(TorchrunEngine):
     """An attempt of an action of Flyte 2, on one pod."""
 
-    exit_codes: ClassVar[Mapping[Action, int]] = {Action.STOP: _STOP}
+    exit_codes: ClassVar[Mapping[Action, int]] = {Action.STOP: _STOP_EXIT_CODE}
     outputs: str = ""
     """The action's output path (URI), the same for all restarts of a JobSet."""
     checkpoint: str = ""
@@ -66,7 +65,9 @@ class Flyte2Engine(TorchrunEngine):
     previous_checkpoint: str = ""
     """The previous attempt's; empty for a first attempt."""
     is_clustered: bool = False
-    """Whether torchrun started this agent. If not, ``a0`` did, and gets an exception."""
+    """Whether torchrun started this agent. If not, ``a0`` did, and gets an exception instead of an
+    exit code.
+    """
 
     def identity(self) -> Identity:
         """Return the attempt's folder and this pod's name; the attempt is the JobSet's restart."""
@@ -77,7 +78,7 @@ class Flyte2Engine(TorchrunEngine):
         previous = (
             identity.previous_handover_uri
             if is_restart
-            else _find_handover(self.previous_checkpoint)
+            else _get_handover_folder(self.previous_checkpoint)
         )
         return replace(identity, engine="flyte2", previous_handover_uri=previous)
 
@@ -97,23 +98,23 @@ class Flyte2Engine(TorchrunEngine):
         # The pod that concluded has a report; all others have the verdict alone, or leave at once.
         own = publication.own
         report = own.report if own is not None and not leaving_now else None
-        hurried = how.get("shutdown_requested")
+        shutdown_requested = how.get("shutdown_requested")
         if self.checkpoint and report is not None:
             put = partial(
-                _put, _find_handover(self.checkpoint), VERDICT, publication.sealed.document
+                _put, _get_handover_folder(self.checkpoint), VERDICT, publication.sealed.document
             )
             call_with_timeout(
                 put,
                 time_limits.HANDOVER_TIMEOUT_SECONDS,
                 "leaving the verdict",
-                hurried,
+                shutdown_requested,
             )
         is_final = (
             not self.is_clustered
             or _is_last_restart()
-            or super().choose_exit_code(publication) == _STOP
+            or super().choose_exit_code(publication) == _STOP_EXIT_CODE
         )
-        if not is_final or not _acts():
+        if not is_final or not _acts_on_decisions():
             return published
         # Before any pod exits with 0. If the verdict is durable, the pod that concluded has written
         # the error.
@@ -134,7 +135,7 @@ class Flyte2Engine(TorchrunEngine):
                 write,
                 time_limits.DECK_TIMEOUT_SECONDS,
                 "writing the report",
-                hurried,
+                shutdown_requested,
             )
         return published
 
@@ -152,7 +153,7 @@ class Flyte2Engine(TorchrunEngine):
             return FAILED
         code = super().choose_exit_code(publication)
         is_durable = publication is not None and publication.durable
-        return code if code != _STOP or is_durable else FAILED
+        return code if code != _STOP_EXIT_CODE or is_durable else FAILED
 
     def describe_observed(self, publication: Publication) -> str:
         """Return as `TorchrunEngine` does; for a pod that raises exceptions,
@@ -161,10 +162,12 @@ class Flyte2Engine(TorchrunEngine):
         if self.is_clustered:
             return super().describe_observed(publication)
         decision = publication.sealed.decision
-        if read_decision_mode() != OBSERVE or decision.action not in _KINDS:
+        if read_decision_mode() != OBSERVE or decision.action not in _EXCEPTION_NAMES:
             return ""
         attempt = publication.node_context.identity.attempt
-        what = f"{_KINDS[decision.action]} ({decision.action.value}) after attempt {attempt}"
+        what = (
+            f"{_EXCEPTION_NAMES[decision.action]} ({decision.action.value}) after attempt {attempt}"
+        )
         return f"would have raised {what}: {decision.reason}"
 
     def to_exception(self, sealed: SealedVerdict) -> Exception | None:
@@ -173,19 +176,19 @@ class Flyte2Engine(TorchrunEngine):
         """
         from flyte import errors  # noqa: PLC0415 - only a failure needs it
 
-        if self.is_clustered or not _acts():
+        if self.is_clustered or not _acts_on_decisions():
             return None
         action = sealed.decision.action
-        kind = getattr(errors, _KINDS.get(action, "RuntimeUserError"))
+        exception_type = getattr(errors, _EXCEPTION_NAMES.get(action, "RuntimeUserError"))
         # Flyte chooses the exception in the parent task by this code. Without proof it is the one
         # of Elastic's own.
         code = "RuntimeError" if action is Action.UNKNOWN else sealed.verdict.code
-        error: Exception = kind(code=code, message=sealed.seal.message)
+        error: Exception = exception_type(code=code, message=sealed.seal.message)
         return error
 
     def enforces(self, job: JobErrors) -> bool:
         """Whether Flyte carries out the decision: it reads no error after a whole pod died."""
-        return _acts() and pods_live(job)
+        return _acts_on_decisions() and pods_live(job)
 
 
 def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
@@ -199,10 +202,10 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
         "previous_checkpoint": "prev-checkpoint",
     }
     paths = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
-    if _USERS_JOB:
+    if _USER_JOB_NAME:
         _name_job(os.environ.get("JOBSET_NAME", ""))
     # "{{": a placeholder that Flyte has not filled
-    return _configure(
+    return _make_factory(
         is_clustered=True, **{name: "" if "{{" in path else path for name, path in paths.items()}
     )
 
@@ -221,12 +224,12 @@ def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
     checkpoint, previous = (
         (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
     )
-    return _configure(
+    return _make_factory(
         outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or ""
     )
 
 
-_USERS_JOB = os.environ.get(JOB_VARIABLE, "")
+_USER_JOB_NAME = os.environ.get(JOB_VARIABLE, "")
 """The name that the user has set."""
 
 
@@ -236,7 +239,7 @@ def _name_job(unique: str) -> None:
     All actions of an image share a name that the image sets. They would read each other's verdicts
     as their previous one.
     """
-    os.environ[JOB_VARIABLE] = "-".join(filter(None, (_USERS_JOB, unique)))
+    os.environ[JOB_VARIABLE] = "-".join(filter(None, (_USER_JOB_NAME, unique)))
 
 
 _defaults: dict[str, str] = {}
@@ -249,15 +252,17 @@ def _set_default(name: str, value: str) -> None:
         os.environ[name] = _defaults[name] = value
 
 
-def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
-    """Set the default folder, and return the factory of the engine."""
+def _make_factory(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
+    """Set the default folder of the documents, and return the factory of the engine; that of a
+    plain torchrun without `outputs`.
+    """
     if not outputs:
         return TorchrunEngine  # another program of this name
-    _set_default(FOLDER_VARIABLE, join(outputs, _RUNS))
+    _set_default(FOLDER_VARIABLE, join(outputs, _RUNS_FOLDER))
     return partial(Flyte2Engine, outputs=outputs, **fields)
 
 
-def _acts() -> bool:
+def _acts_on_decisions() -> bool:
     return read_decision_mode() == ACT
 
 
@@ -273,7 +278,7 @@ def _is_last_restart() -> bool:
     return not (attempt.isdecimal() and limit.isdecimal()) or int(attempt) >= int(limit)
 
 
-def _find_handover(checkpoint: str) -> str:
+def _get_handover_folder(checkpoint: str) -> str:
     """Return the folder of the verdict next to a checkpoint:
     the checkpoint itself is one object.
     """
@@ -286,7 +291,7 @@ def _encode_error(sealed: SealedVerdict) -> bytes:
 
     The sealed decision has the kind for Flyte 1, which retries no error whose cause isn't known.
     """
-    if sealed.decision.action in _KINDS:
+    if sealed.decision.action in _EXCEPTION_NAMES:
         return sealed.document
     return encode_seal(replace(sealed.seal, kind=Kind.RECOVERABLE, origin=Origin.USER))
 
@@ -303,12 +308,14 @@ def _write_report(outputs: str, report: Report) -> None:
 
     from firstfault.render.html import deck_html  # noqa: PLC0415 - as above
 
-    existing = get_file(outputs, _REPORT)
-    if existing is None or _MARK.encode() in existing:
-        page = Flyte2Report(_TAB)
-        page.get_tab(_TAB).log(f"{_MARK}\n{deck_html(report)}")
+    existing = get_file(outputs, _REPORT_FILE)
+    if existing is None or _REPORT_MARK.encode() in existing:
+        page = Flyte2Report(_REPORT_TAB)
+        page.get_tab(_REPORT_TAB).log(f"{_REPORT_MARK}\n{deck_html(report)}")
         # for S3 and for Google's storage, as `flyte.report.flush` does: Flyte's page opens it in a
         # frame
         attributes = {"Content-Type": "text/html", "content_type": "text/html"}
         data = str(page.get_final_report()).encode()
-        asyncio.run(storage.put_stream(data, to_path=join(outputs, _REPORT), attributes=attributes))
+        asyncio.run(
+            storage.put_stream(data, to_path=join(outputs, _REPORT_FILE), attributes=attributes)
+        )

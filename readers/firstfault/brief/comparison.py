@@ -103,18 +103,18 @@ class Comparison:
             **{
                 name: (
                     None
-                    if found is None
+                    if difference is None
                     else {
-                        "step": _find_step(found.place),
-                        "epoch": _find_epoch(found.place),
-                        "name": found.name,
-                        "here": found.here,
-                        "there": found.there,
-                        "line": f"{found.line.file}:{found.line.number}",
-                        "other_line": f"{found.other.file}:{found.other.number}",
+                        "step": _find_step(difference.place),
+                        "epoch": _find_epoch(difference.place),
+                        "name": difference.name,
+                        "here": difference.here,
+                        "there": difference.there,
+                        "line": f"{difference.line.file}:{difference.line.number}",
+                        "other_line": f"{difference.other.file}:{difference.other.number}",
                     }
                 )
-                for name, found in differences.items()
+                for name, difference in differences.items()
             },
             "new": [
                 {"line": f"{first.file}:{first.number}", "count": line.count, "text": first.text}

@@ -13,8 +13,8 @@ from firstfault.report.parts.restart_lines import restart_line
 from firstfault.report.parts.sections import build_sections
 from firstfault.utils.text import one_line
 
-_MAX_GROUPS, _MAX_REASONS, _MAX_STEPS, _MAX_UNKNOWN = 10, 5, 2, 8
-_CHARS = 260
+_MAX_GROUPS, _MAX_REASONS, _MAX_STEPS, _MAX_UNKNOWN_POINTS = 10, 5, 2, 8
+_MAX_LINE_CHARS = 260
 _FIELDS = {"Cause", "Unknown", "Next", "Attempts"}
 """Answers that a brief shows elsewhere, or in its own words."""
 
@@ -86,10 +86,10 @@ def list_missing(subject: Subject, more: Sequence[str]) -> Iterator[str]:
     """Yield what isn't known."""
     unknown = subject.answers.unknown if isinstance(subject, Report) else ()
     yield from (
-        f"- {escape(one_line(line, _CHARS))}"
-        for line in shorten_list((*unknown, *more), _MAX_UNKNOWN)
+        f"- {escape(one_line(line, _MAX_LINE_CHARS))}"
+        for line in shorten_list((*unknown, *more), _MAX_UNKNOWN_POINTS)
     )
 
 
 def _item(name: str, value: str) -> str:
-    return f"- {name}: {escape(one_line(value, _CHARS))}"
+    return f"- {name}: {escape(one_line(value, _MAX_LINE_CHARS))}"

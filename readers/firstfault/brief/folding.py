@@ -34,11 +34,13 @@ def describe_differences(texts: Sequence[str]) -> str:
 
     If ranks print different sizes, the difference is likely to be the mismatch.
     """
-    found = [list(_VARIABLE_WORD.finditer(text[: 2 * _MAX_TEMPLATE_CHARS])) for text in texts]
-    if len({len(words) for words in found}) != 1:
+    variable_words = [
+        list(_VARIABLE_WORD.finditer(text[: 2 * _MAX_TEMPLATE_CHARS])) for text in texts
+    ]
+    if len({len(words) for words in variable_words}) != 1:
         return ""
     parts = []
-    for words in zip(*found, strict=True):
+    for words in zip(*variable_words, strict=True):
         counts = Counter(word[0] for word in words)
         # a value of each line, as a rank, is in its prefix; many values are measurements
         if 1 < len(counts) <= _MAX_VALUES and (
@@ -62,7 +64,7 @@ _MARKS = re.compile(r"^[\s^~]+$")
 """The line in which Python marks a part of the line above."""
 
 
-def drop_library_frames(lines: Sequence[str], most: int) -> list[int]:
+def drop_library_frames(lines: Sequence[str], max_lines: int) -> list[int]:
     """Return the indices of a traceback's lines to keep: without marks; if it's long,
     without libraries' frames.
 
@@ -70,10 +72,10 @@ def drop_library_frames(lines: Sequence[str], most: int) -> list[int]:
 
     Args:
         lines: of the traceback.
-        most: lines from which on it's long.
+        max_lines: with more lines it's long.
     """
     kept = [at for at, line in enumerate(lines) if not line.strip() or not _MARKS.match(line)]
-    if len(kept) <= most:
+    if len(kept) <= max_lines:
         return kept
     frames = [at for at in kept if _FRAME.match(lines[at])]
     return list(_without_library_code(lines, kept, frames[-1] if frames else -1))

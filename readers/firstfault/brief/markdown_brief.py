@@ -30,8 +30,8 @@ MAX_TOKENS = 6_000
 _CLOCK_WITHOUT_YEAR = re.compile(r"^\W?[EWIF]\d{4} \d\d:\d\d:\d\d|\[[EWIF]\d{4} \d\d:\d\d:\d\d")
 _MAX_RANGES = 3
 """Places that are quoted: of the root cause, and of other groups of failures."""
-_LONG_TRACEBACK = 30
-_LESS_IMPORTANT = 10_000
+_MAX_TRACEBACK_LINES = 30
+_FURTHER_GROUP_WEIGHT = 10_000
 """Added to the weights of lines about each further group of failures."""
 _MAX_TRACEBACKS, _MAX_FILES = 4, 12
 _END_LINES, _BEGIN_LINES, _MESSAGE_LINES = 100, 20, 60
@@ -139,12 +139,15 @@ def _weigh_by_order(lines: Iterable[str]) -> list[WeightedLine]:
     return list(enumerate(lines))
 
 
-def _weigh_ends(lines: Iterable[str], least: int = 0) -> list[WeightedLine]:
+def _weigh_ends(lines: Iterable[str], min_weight: int = 0) -> list[WeightedLine]:
     """Weigh lines by their distance from the nearer end; the end matters more,
     because it names the exception.
     """
-    found = list(lines)
-    return [(least + min(2 * at, len(found) - 1 - at), line) for at, line in enumerate(found)]
+    all_lines = list(lines)
+    return [
+        (min_weight + min(2 * at, len(all_lines) - 1 - at), line)
+        for at, line in enumerate(all_lines)
+    ]
 
 
 def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
@@ -152,10 +155,10 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
     if not digest.quoted:
         return _weigh_ends(
             number_lines(
-                shorten_traceback(_read_recorded(subject), _LONG_TRACEBACK), with_files=False
+                shorten_traceback(_read_recorded(subject), _MAX_TRACEBACK_LINES), with_files=False
             )
         )
-    found: list[WeightedLine] = []
+    quoted: list[WeightedLine] = []
     ranges = find_ranges(subject)
     places = [
         (file, first, last) for file, all_of_file in ranges.items() for first, last in all_of_file
@@ -165,13 +168,13 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
         others = places[:number]
         lines = [line for line in digest.quoted if _is_near(line, file, first, last)]
         lines = [line for line in lines if not any(_is_near(line, *other) for other in others)]
-        shown = shorten_traceback(hide_secrets(lines), _LONG_TRACEBACK)
+        shown = shorten_traceback(hide_secrets(lines), _MAX_TRACEBACK_LINES)
         # a traceback repeats lines on purpose
         shown = shown if any("Traceback" in line.text for line in shown) else fold_similar(shown)
-        found += _weigh_ends(
-            number_lines(shown, with_files=_has_several(digest)), _LESS_IMPORTANT * number
+        quoted += _weigh_ends(
+            number_lines(shown, with_files=_has_several(digest)), _FURTHER_GROUP_WEIGHT * number
         )
-    return found
+    return quoted
 
 
 def _is_near(line: QuotedLine, file: str, first: int, last: int) -> bool:
@@ -190,11 +193,11 @@ def _read_recorded(subject: Subject) -> list[QuotedLine]:
 
 def _quote_tracebacks(digest: LogDigest, shown: Container[str]) -> Iterator[str]:
     """Yield the last tracebacks that differ from those shown already, the first of each kind."""
-    found = [one for template, one in digest.tracebacks.items() if template not in shown]
-    for one in found[-_MAX_TRACEBACKS:]:
+    tracebacks = [one for template, one in digest.tracebacks.items() if template not in shown]
+    for one in tracebacks[-_MAX_TRACEBACKS:]:
         if one.count > 1:
             yield f"{one.count} times, the first:"
-        lines = shorten_traceback(hide_secrets(one.lines), _LONG_TRACEBACK // 3)
+        lines = shorten_traceback(hide_secrets(one.lines), _MAX_TRACEBACK_LINES // 3)
         yield from number_lines(lines, with_files=_has_several(digest))
 
 

@@ -15,7 +15,7 @@ from firstfault.utils.text import counted, printable
 from firstfault.wire.json_schemas import format_timestamp
 
 MAX_LINE_CHARS = 240
-_MAX_ALIKE = 2
+_MAX_SIMILAR_LINES = 2
 """Similar lines that a block quotes: the first and the last one."""
 
 
@@ -91,7 +91,7 @@ def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
     for line, template in zip(lines, templates, strict=True):
         seen[template] += 1
         count = counts[template]
-        if seen[template] == 1 or count <= _MAX_ALIKE:
+        if seen[template] == 1 or count <= _MAX_SIMILAR_LINES:
             kept.append(line)
         elif seen[template] == count:
             kept.append(
@@ -105,9 +105,9 @@ def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
     return kept
 
 
-def shorten_traceback(lines: Sequence[QuotedLine], most: int) -> list[QuotedLine]:
+def shorten_traceback(lines: Sequence[QuotedLine], max_lines: int) -> list[QuotedLine]:
     """Return a traceback without marks and, if it's long, without libraries' frames."""
-    return [lines[at] for at in drop_library_frames([line.text for line in lines], most)]
+    return [lines[at] for at in drop_library_frames([line.text for line in lines], max_lines)]
 
 
 def format_clock(time_ns: int | None) -> str:

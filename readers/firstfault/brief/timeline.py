@@ -75,15 +75,15 @@ def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
     alike: dict[str, list[FoldedLine]] = defaultdict(list)
     for template, line in folded.items():
         alike[template[:_ALIKE_CHARS]].append(line)
-    found: list[FoldedLine] = []
+    merged: list[FoldedLine] = []
     for lines in alike.values():
         if len(lines) <= _MAX_KINDS:
-            found += lines
+            merged += lines
             continue
         first, processes = lines[0], {name for line in lines for name in line.processes}
         count = sum(line.count for line in lines)
         last = max(line.last_number for line in lines)
-        found.append(
+        merged.append(
             replace(
                 first,
                 weight=min(line.weight for line in lines),
@@ -92,7 +92,7 @@ def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
                 processes=processes,
             )
         )
-    return sorted(found, key=lambda line: line.first.number)
+    return sorted(merged, key=lambda line: line.first.number)
 
 
 def _merge_entries(entries: Iterable[_Entry]) -> list[_Entry]:
@@ -169,14 +169,14 @@ def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
         last = (make_template(line.text) for line in list(one.tail)[-_LAST_LINES:])
         key = (state, *last)
         groups[key].append(one)
-    found: list[WeightedLine] = []
+    weighted: list[WeightedLine] = []
     # the root cause, then rare ends
     ordered = sorted(
         groups.items(), key=lambda item: (not item[0][0].startswith("root"), len(item[1]))
     )
     for at, ((state, *_), group) in enumerate(ordered):
-        found += _describe_group(at, state, group)
-    return found
+        weighted += _describe_group(at, state, group)
+    return weighted
 
 
 def _describe_group(at: int, state: str, group: Sequence[ProcessOutput]) -> Iterator[WeightedLine]:

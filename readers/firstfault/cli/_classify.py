@@ -50,13 +50,15 @@ def classify(files: tuple[str, ...]) -> int:
     for number, row in _iter_rows():
         message = _format_cell(row, "message", number)
         kind = _format_cell(row, "exception_type", number)
-        found = classified(message, kind, signatures=signatures)
+        classification = classified(message, kind, signatures=signatures)
         answer = {
             "id": row.get("id"),
-            "role": found.role.value,
-            "category": found.category,
-            "pointer": found.pointer.as_dict() if found.pointer is not None else None,
-            "signature": found.signature or None,
+            "role": classification.role.value,
+            "category": classification.category,
+            "pointer": classification.pointer.as_dict()
+            if classification.pointer is not None
+            else None,
+            "signature": classification.signature or None,
         }
         click.echo(json.dumps(answer))
     return EXIT.OK

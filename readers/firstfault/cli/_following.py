@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_SEALING_S = 5.0
+_SEALING_SECONDS = 5.0
 """How long to wait for the pods' sealed verdict after the last report,
 and for a last report after the verdict.
 """
-_NEXT_LOOKS = 5
+_NEXT_ATTEMPT_LISTINGS = 5
 """Interval between two checks for the next attempt, in intervals between two listings."""
 
 
@@ -74,7 +74,7 @@ async def _show_until_decided(
     # the live view isn't awaited below: it runs until it is cancelled and must not decide when to
     # stop
     live = asyncio.ensure_future(_show_progress(progress) if is_live else asyncio.sleep(0))
-    begins = asyncio.ensure_future(_wait_for_begin(successor, _NEXT_LOOKS * interval))
+    begins = asyncio.ensure_future(_wait_for_begin(successor, _NEXT_ATTEMPT_LISTINGS * interval))
     try:
         ended, _ = await asyncio.wait((followed, begins), return_when=asyncio.FIRST_COMPLETED)
         progress.is_superseded = begins in ended
@@ -103,11 +103,13 @@ async def _follow_attempt(progress: Progress, interval: float) -> None:
     while progress.is_running:
         async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
             while (
-                job := await _wait_for_change(jobs, _SEALING_S if progress.is_sealed else None)
+                job := await _wait_for_change(
+                    jobs, _SEALING_SECONDS if progress.is_sealed else None
+                )
             ) is not None:
                 progress.show(job)
         # every node has reported: what is left is the verdict that one of them seals
-        ends = time.monotonic() + _SEALING_S
+        ends = time.monotonic() + _SEALING_SECONDS
         while progress.last is not None and not progress.is_sealed and time.monotonic() < ends:
             await asyncio.sleep(interval)
             if (job := await _read_job(progress.reader)) is not None:

@@ -23,7 +23,7 @@ a store keeps each of these files.
 """
 _NO_ANSWER_SECONDS = 30.0
 """Print `_NO_ANSWER` after this long without a new answer."""
-_NS = 10**9
+_NS_PER_SECOND = 10**9
 _MAX_ANSWER_BYTES = 1 << 22
 _MAX_RATES, _MAX_NODES_BEHIND = 8, 3
 """Nodes that are listed one by one; of more nodes only the slowest and the fastest."""
@@ -55,14 +55,14 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
                 # that.
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
-            moment, told = await _read_view(store, name)
+            moment, view = await _read_view(store, name)
             # only equality counts: the agents' clock may differ from the clock here
             if moment != last:
                 heard = time.time()
                 last = moment
-                if told != before:
-                    note(told)
-                before = told
+                if view != before:
+                    note(view)
+                before = view
             elif time.time() - heard > _NO_ANSWER_SECONDS:
                 note(_NO_ANSWER)
                 heard = time.time()
@@ -96,26 +96,35 @@ def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
         )
     else:
         speed = "a second: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
-    most = max(int(node["collectives"]) for node in nodes)
-    if not most:
+    max_collectives = max(int(node["collectives"]) for node in nodes)
+    if not max_collectives:
         return "no collective has begun"
-    parts = [f"{most:,} collectives; {speed}"]
+    parts = [f"{max_collectives:,} collectives; {speed}"]
     longest = max(nodes, key=lambda node: float(node["waited_seconds"]))
     if float(longest["waited_seconds"]) > 0:
-        waited = duration(int(float(longest["waited_seconds"]) * _NS))
+        waited = duration(int(float(longest["waited_seconds"]) * _NS_PER_SECOND))
         parts.append(
             f"longest wait: rank {int(longest['waits'])} ({printable(str(longest['node']))}),"
             f" {waited}"
         )
     stand = not any(rates.values())
     late = sorted(
-        (most - int(node["least"]), str(node["node"]), node["behind"]) for node in nodes if stand
+        (max_collectives - int(node["least"]), str(node["node"]), node["behind"])
+        for node in nodes
+        if stand
     )
-    told = [
+    nodes_behind = [
         f"rank {rank} ({printable(name)}) by {fewer:,}"
         for fewer, name, rank in reversed(late)
         if fewer
     ]
     return "; ".join(
-        [*parts, *([f"behind: {', '.join(shorten_list(told, _MAX_NODES_BEHIND))}"] if told else [])]
+        [
+            *parts,
+            *(
+                [f"behind: {', '.join(shorten_list(nodes_behind, _MAX_NODES_BEHIND))}"]
+                if nodes_behind
+                else []
+            ),
+        ]
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SCHEMA = "firstfault.ls/v1"
 _SINCE = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhdw])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_NANO = 1_000_000_000
+_NS_PER_SECOND = 1_000_000_000
 _LINES_ON_TERMINAL = 20
 _GROUPS = ("fingerprint", "category", "pod", "machine", "node")
 
@@ -32,7 +32,7 @@ def _parse_since(
     match = _SINCE.fullmatch(value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not a duration; write 30m, 12h, 7d or 2w")
-    return time.time_ns() - int(match["number"]) * _SECONDS[match["unit"]] * _NANO
+    return time.time_ns() - int(match["number"]) * _SECONDS[match["unit"]] * _NS_PER_SECOND
 
 
 @click.command()
@@ -134,13 +134,13 @@ def _list_folders(
     """
     from firstfault.failure_listing import failed_attempts  # noqa: PLC0415 - as above
 
-    found = [
+    listings = [
         failed_attempts(folder, since_ns=since, with_machines=with_machines) for folder in folders
     ]
-    attempts = [attempt for failed, _ in found for attempt in failed]
-    if len(found) > 1:
+    attempts = [attempt for failed, _ in listings for attempt in failed]
+    if len(listings) > 1:
         attempts.sort(key=lambda attempt: attempt.time_ns or 0, reverse=True)
-    return attempts, sum(count for _, count in found)
+    return attempts, sum(count for _, count in listings)
 
 
 def _print(line: str | dict[str, Any]) -> None:

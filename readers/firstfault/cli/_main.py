@@ -151,8 +151,8 @@ def help_(context: click.Context, command: str | None) -> int:
     """  # noqa: D301 - click's mark of lines to keep
     shown = root = context.find_root()
     if command is not None:
-        name, found, _ = group.resolve_command(root, [command])
-        shown = click.Context(found, root, name) if found is not None else root
+        name, subcommand, _ = group.resolve_command(root, [command])
+        shown = click.Context(subcommand, root, name) if subcommand is not None else root
     click.echo(shown.get_help())
     return EXIT.OK
 

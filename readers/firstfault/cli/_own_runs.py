@@ -56,8 +56,8 @@ def _find_runs_among_temporary(*, has_runs_here: bool) -> Sequence[Path]:
         working = os.getcwd()  # noqa: PTH109 - as `begin_run` records it
     except OSError:  # it has been removed
         working = ""
-    found = find_fallback_runs(working)
-    return found if found or has_runs_here else find_fallback_runs("")
+    fallback_runs = find_fallback_runs(working)
+    return fallback_runs if fallback_runs or has_runs_here else find_fallback_runs("")
 
 
 def _report_origin(folder: Path, run: Path) -> None:

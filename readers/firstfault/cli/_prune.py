@@ -72,7 +72,9 @@ def prune(folder: Path, keep: int) -> int:
     removed, freed = 0, 0
     is_here = folder == Path()
     here = folder.absolute()
-    fallbacks = [found for found in find_fallback_folders() if is_here or here in found.parents]
+    fallbacks = [
+        fallback for fallback in find_fallback_folders() if is_here or here in fallback.parents
+    ]
     for parent in (folder, *(folder / name for name in PRUNED), *fallbacks):
         for run in runs_in(parent)[keep:]:
             if why := _explain_kept_run(run):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
-_COLUMNS = 80
+_DEFAULT_COLUMNS = 80
 _BEGINS_OF_LOGS = (
     b"\x1f\x8b",
     b"BZh",
@@ -286,7 +286,7 @@ def print_attempt(read: Attempt, uri: str, strategy: str | None, forms: Forms) -
     # a node failed, but nothing readable shows why: scripts must not see a root cause here
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
-        found = (
+        reason = (
             "; ".join(coverage.notes)
             or "a node reported a failure, but its error documents are missing"
         )
@@ -296,7 +296,7 @@ def print_attempt(read: Attempt, uri: str, strategy: str | None, forms: Forms) -
             else ""
         )
         place = read.errors_uri if read.uri else uri
-        cli.fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
+        cli.fail(f"no root cause in {place}: {reason}; {other}read the nodes' logs")
         return cli.EXIT.UNREADABLE
     if read.outcome.has_finished:
         # the work is done: nothing has to run again, and what depends on it may start
@@ -369,13 +369,13 @@ def _print_recovered(read: Attempt, forms: Forms) -> int:
         records, stalled = (
             [json.loads(restart_to_json(record)) for record in of] for of in (restarts, stalls)
         )
-        found = {
+        document = {
             "uri": read.uri,
             "lost_seconds": round(lost, 3),
             "restarts": records,
             "stalls": stalled,
         }
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(document))
         return cli.EXIT.OK
     for record in restarts:
         cli.echo(restart_line(record))
@@ -410,7 +410,8 @@ def _print_no_error(read: Attempt, forms: Forms) -> int:
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
             click.echo(
-                textwrap.fill(line, _COLUMNS, subsequent_indent="  "), err=forms.html == _STDOUT
+                textwrap.fill(line, _DEFAULT_COLUMNS, subsequent_indent="  "),
+                err=forms.html == _STDOUT,
             )
     if comparison is not None and not forms.as_json:
         cli.echo("\n".join(comparison.lines()))

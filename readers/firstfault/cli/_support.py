@@ -177,7 +177,7 @@ def resolved(uri: str) -> str:
 # --- output ---------------------------------------------------------------------------------------
 
 
-_COLUMNS = 80
+_DEFAULT_COLUMNS = 80
 """Width of a terminal that doesn't report one."""
 
 
@@ -199,7 +199,7 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
     from rich.console import Console  # noqa: PLC0415 - as above
 
     console = Console()
-    console.width = console.width or _COLUMNS  # COLUMNS=0: a terminal without a size
+    console.width = console.width or _DEFAULT_COLUMNS  # COLUMNS=0: a terminal without a size
     print_report(report, console, verbose=verbose)
 
 

@@ -29,8 +29,8 @@ def redact_custom_matches(text: str) -> str:
     for pattern in _compile_and_warn(rules):
         parts: list[bytes] = []
         end = 0
-        for found in pattern.finditer(data):
-            first, last = found.span(min(pattern.groups, 1))
+        for match in pattern.finditer(data):
+            first, last = match.span(min(pattern.groups, 1))
             if first < last:  # not an empty match, nor a group outside the match
                 parts += data[end:first], HIDDEN.encode()
                 end = last
@@ -61,13 +61,13 @@ def compile_rules(rules: str) -> tuple[tuple[Any, ...], list[str]]:
     options = re2.Options()
     # RE2 would print an invalid rule itself
     options.log_errors = False
-    found: list[Any] = []
+    patterns: list[Any] = []
     problems: list[str] = []
     for number, rule in enumerate(rules.splitlines(), 1):
         if not rule.strip():
             continue
         try:
-            found.append(re2.compile(f"(?m){rule.strip()}".encode(), options))
+            patterns.append(re2.compile(f"(?m){rule.strip()}".encode(), options))
         except re2.error as error:
             # after the colon RE2 quotes the rule, which may hold a credential
             why = error.args[0].decode(errors="replace").partition(":")[0]
@@ -75,4 +75,4 @@ def compile_rules(rules: str) -> tuple[tuple[Any, ...], list[str]]:
                 f"line {number} of {REDACT_VARIABLE} is not a regular expression of RE2 ({why}); it"
                 " hides nothing"
             )
-    return tuple(found), problems
+    return tuple(patterns), problems

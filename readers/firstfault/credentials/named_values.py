@@ -240,10 +240,10 @@ def _find_unquoted_end(
     """
     # text that isn't replaced is searched again for other names, so each search for a value must be
     # bounded: otherwise a log line of many names costs quadratic time
-    found = value.match(
+    match = value.match(
         credential.text, credential.value_start, credential.value_start + max_length
     )
-    text = found[0] if found else ""
+    text = match[0] if match else ""
     escaped = _ESCAPED_NEWLINE_OR_QUOTE.search(text)
     return credential.value_start + (escaped.start() if escaped else len(text))
 
@@ -258,8 +258,8 @@ def _find_closing_quote(text: str, start: int, quote: str, *, triple: bool = Fal
     # inside a string inside a string, a quote counts only with as many backslashes as the opening
     # one had
     depth, position = len(quote) - 1, start
-    while found := QUOTE_OR_NEWLINE[quote[-1]].search(text, position):
-        at = found.start()
+    while mark := QUOTE_OR_NEWLINE[quote[-1]].search(text, position):
+        at = mark.start()
         if text[at] == "\n":
             return at
         backslashes = at - start - len(text[start:at].rstrip("\\"))

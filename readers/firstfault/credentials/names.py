@@ -178,24 +178,28 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
     lowered = text.lower()
     # "İ".lower() has two characters, which would shift every index
     if len(lowered) != len(text):
-        lowered = re.sub("[A-Z]+", lambda found: found[0].lower(), text)
+        lowered = re.sub("[A-Z]+", lambda letters: letters[0].lower(), text)
     starts = {
-        found.start() for core in NAMES_TABLE["cores"] for found in re.finditer(core, lowered)
+        core_match.start()
+        for core in NAMES_TABLE["cores"]
+        for core_match in re.finditer(core, lowered)
     }
     after = 0  # words may overlap: "secretkey" is one name
     for at in sorted(starts):
-        found = CREDENTIAL_WORD.match(lowered, at) if at >= after else None
+        word_match = CREDENTIAL_WORD.match(lowered, at) if at >= after else None
         # the rest is a longer word
-        if found is None or (found.end() < len(text) and text[found.end()].isalpha()):
+        if word_match is None or (
+            word_match.end() < len(text) and text[word_match.end()].isalpha()
+        ):
             continue
-        start = found.start()
-        word_kind = found.lastgroup or ""
+        start = word_match.start()
+        word_kind = word_match.lastgroup or ""
         if word_kind == "key":
             # "api_key" has a credential; a "key" alone is mostly the key of a mapping
             owner = KEY_OWNER.search(lowered, max(start - MAX_KEY_OWNER_LENGTH, 0), start)
             start -= len(owner[0]) if owner else 0
             word_kind = "sure" if owner else "weak"
-        after = found.end()
+        after = word_match.end()
         word = lowered[start:after].strip("_")
         is_of_client = lowered.startswith("client", start - 7)
         if word_kind == "weak" and word.startswith("key") and word != "key" and not is_of_client:
@@ -231,9 +235,9 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     """Return the name that ends with the word at `start`; None if it isn't a name,
     or no value follows.
     """
-    found = _NAME_SUFFIX.match(text, after)
+    suffix_match = _NAME_SUFFIX.match(text, after)
     # an added number is read with any name's end
-    suffix = "" if found is None or found[0][1:].isdigit() else found[0]
+    suffix = "" if suffix_match is None or suffix_match[0][1:].isdigit() else suffix_match[0]
     end = _NAME_END.match(text, after + len(suffix))
     separator = _SEPARATOR.match(text, end.end()) if end is not None else None
     if end is None or separator is None:

@@ -92,9 +92,9 @@ def redact_shapes(text: str) -> str:
         # almost no text contains a mark, and a substring search is much faster than the pattern
         if any(mark in text for mark in marks):
             parts, copied_until = [], 0
-            for found in PATTERNS[name].finditer(text):
-                if is_secret(found["value"]):
-                    parts += [text[copied_until : found.start("value")], HIDDEN]
-                    copied_until = found.end("value")
+            for match in PATTERNS[name].finditer(text):
+                if is_secret(match["value"]):
+                    parts += [text[copied_until : match.start("value")], HIDDEN]
+                    copied_until = match.end("value")
             text = "".join((*parts, text[copied_until:]))
     return text

@@ -47,16 +47,16 @@ def redact_url_passwords(text: str) -> str:
     return _URL_AFTER_SCHEME.sub(_redact_url_user, text) if "@" in text and "://" in text else text
 
 
-def _redact_url_user(found: re.Match[str]) -> str:
-    rest = found["rest"]
+def _redact_url_user(match: re.Match[str]) -> str:
+    rest = match["rest"]
     if "@" not in rest:
-        return found[0]
+        return match[0]
     # read the scheme backwards, and only so far: the time must stay linear in the text
-    before = found.string[max(found.start() - MAX_SCHEME_LENGTH, 0) : found.start()]
+    before = match.string[max(match.start() - MAX_SCHEME_LENGTH, 0) : match.start()]
     scheme = before[len(before.rstrip(SCHEME_CHARACTERS)) :].lower()
     at = _find_end_of_userinfo(rest, scheme) if scheme else -1
     if at < 0:
-        return found[0]
+        return match[0]
     user, colon, password = rest[:at].partition(":")
     # https://ghp_...@github.com: a token as user name
     if len(user) >= MIN_TOKEN_USER_LENGTH and any(map(str.isdigit, user)) and user.isalnum():

@@ -86,9 +86,9 @@ def find_missing_program(failure: WorkerError) -> MissingProgram | None:
         return None
     tail = failure.printed[-_USAGE_CHARS_READ:]
     for code, pattern, reason, is_module in _list_missing_programs():
-        found = pattern.search(tail) if failure.exit_code == code else None
-        if found is not None:
-            return MissingProgram(found["name"], is_module, reason)
+        match = pattern.search(tail) if failure.exit_code == code else None
+        if match is not None:
+            return MissingProgram(match["name"], is_module, reason)
     return None
 
 
@@ -150,8 +150,8 @@ def find_advice_on_bug(failure: WorkerError) -> str:
     """
     exception = find_ending_exception(failure) if find_certain_bug(failure) else None
     links = list(_list_failures(exception)) if exception is not None else []
-    found = (bug.advice for link in links[-1:] for bug in _load()[0] if bug.fits(link))
-    return next(found, "")
+    advice = (bug.advice for link in links[-1:] for bug in _load()[0] if bug.fits(link))
+    return next(advice, "")
 
 
 def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:

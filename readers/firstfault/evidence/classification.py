@@ -201,7 +201,9 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
     return _demote_waiting_majority([_classify(failure, gone) for failure in job.failures])
 
 
-def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure, ...]:
+def _demote_waiting_majority(
+    classified: Sequence[ClassifiedFailure],
+) -> tuple[ClassifiedFailure, ...]:
     """Reclassify the majority as waiting if most ranks missed a deadline in the same
     function and a few elsewhere.
 
@@ -209,10 +211,10 @@ def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[Classi
     rank is known to be in a collective: then the program may communicate through another library
     than torch.
     """
-    waits = sum(item.waited for item in found)
+    waits = sum(item.waited for item in classified)
     stood = {
         number: locate_main_thread(item.failure)
-        for number, item in enumerate(found)
+        for number, item in enumerate(classified)
         if item.failure.expired is not None
         and item.failure_class is FailureClass.OWN_FAULT
         and item.specific
@@ -226,7 +228,7 @@ def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[Classi
     # demoted
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
     if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
-        return tuple(found)
+        return tuple(classified)
     why = "was where most peers were at its deadline"
     return tuple(
         (
@@ -234,7 +236,7 @@ def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[Classi
             if functions.get(number) == usual
             else item
         )
-        for number, item in enumerate(found)
+        for number, item in enumerate(classified)
     )
 
 
@@ -340,30 +342,30 @@ def _classify_original_failure(failure: WorkerError) -> ClassifiedFailure | None
 
 def _classify_by_role(
     failure: WorkerError,
-    found: Classification,
+    classification: Classification,
     why: str,
     *,
     signature: str = "",
     in_flight: bool = False,
 ) -> ClassifiedFailure:
     """Classify a failure by its text's role; a text about another process gives no category."""
-    failure_class = _CLASS_BY_ROLE[found.role]
-    is_own = found.role is Role.PRIMARY
+    failure_class = _CLASS_BY_ROLE[classification.role]
+    is_own = classification.role is Role.PRIMARY
     return ClassifiedFailure(
         failure,
         failure_class,
         why,
         (
-            found.specific_category
+            classification.specific_category
             if is_own
-            else found.category
-            if found.role is Role.AMBIGUOUS
+            else classification.category
+            if classification.role is Role.AMBIGUOUS
             else ""
         ),
-        found.pointer,
-        specific=is_own and found.is_specific,
+        classification.pointer,
+        specific=is_own and classification.is_specific,
         in_flight=in_flight,
-        waited=not is_own and found.category == _WAIT_CATEGORY,
+        waited=not is_own and classification.category == _WAIT_CATEGORY,
         signature=signature,
     )
 
@@ -376,12 +378,14 @@ def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.NODE_LOST, "disappeared without a report")
     if failure.exception is None:
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, "failed")
-    found = _classify_chain(failure.exception)
-    if found.role is Role.PRIMARY:
-        return _classify_by_role(failure, found, f"failed: {found.why}")
+    classification = _classify_chain(failure.exception)
+    if classification.role is Role.PRIMARY:
+        return _classify_by_role(failure, classification, f"failed: {classification.why}")
     # an agent doesn't take part in collectives
     return replace(
-        _classify_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False
+        _classify_by_role(failure, classification, f"lost its peers: {classification.why}"),
+        category="",
+        waited=False,
     )
 
 
@@ -432,34 +436,41 @@ def _classify_exception(
 
 def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify an exception that a process raised, or printed before it ended."""
-    found = classify_by_library_call(exception, _classify_chain(exception))
+    classification = classify_by_library_call(exception, _classify_chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(
-        exception
+    if (
+        classification.signature == _CHECKPOINT_ON_RANKS
+        and failure.rank in find_ranks_with_checkpoint_error(exception)
     ):
         # the rank's own traceback, copied into the text
         said = _classify_link(find_first_cause(exception))
-        category = (said.specific_category if said.role is Role.PRIMARY else "") or found.category
+        category = (
+            said.specific_category if said.role is Role.PRIMARY else ""
+        ) or classification.category
         category = (
             "disk_full" if category == "storage" and full_disk(failure, exception) else category
         )
         why = "failed in a checkpoint, and all ranks raise its error"
         fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
         return replace(fault, in_flight=in_flight)
-    if found.role is Role.PRIMARY:
+    if classification.role is Role.PRIMARY:
         why = (
             _RAISED_ITSELF
-            if not found.is_specific
-            else f"reports its own fault ({found.signature})"
+            if not classification.is_specific
+            else f"reports its own fault ({classification.signature})"
         )
-        judged = _classify_by_role(failure, found, why, in_flight=in_flight)
-        return _refine_category(failure, exception, found, judged)
+        judged = _classify_by_role(failure, classification, why, in_flight=in_flight)
+        return _refine_category(failure, exception, classification, judged)
     # "connection reset" outside of torch's collectives isn't necessarily about a peer: it may be a
     # bug in the program, the connection to a child process, or the connection to an external
     # service
-    if found.role is Role.SECONDARY and not _is_about_group(exception):
-        told = find_causes(exception).informative
-        types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
+    if classification.role is Role.SECONDARY and not _is_about_group(exception):
+        informative_causes = find_causes(exception).informative
+        types = {
+            name.rsplit(".", 1)[-1]
+            for link in informative_causes
+            for name in (link.type, *link.bases)
+        }
         if types & _PROGRAM_ERROR_TYPES and not types & _TRANSPORT_ERROR_TYPES:
             why = "raised an exception that no transport raises"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
@@ -475,39 +486,40 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
                 specific=True,
                 in_flight=in_flight,
             )
-        if found.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
-            why = f"lost a connection, perhaps not to a peer ({found.signature})"
+        if classification.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
+            why = f"lost a connection, perhaps not to a peer ({classification.signature})"
             return ClassifiedFailure(
                 failure,
                 FailureClass.UNCLEAR,
                 why,
                 "network",
-                found.pointer,
+                classification.pointer,
                 in_flight=in_flight,
             )
-    why = f"points to another process ({found.signature}): {found.why}"
-    if found.role is Role.AMBIGUOUS:
-        why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
-    signature = found.signature if found.signature in _KEPT_SIGNATURES else ""
-    return _classify_by_role(failure, found, why, signature=signature, in_flight=in_flight)
+    why = f"points to another process ({classification.signature}): {classification.why}"
+    if classification.role is Role.AMBIGUOUS:
+        text = classification.signature or "unknown text"
+        why = f"may be cause or consequence ({text}): {classification.why}"
+    signature = classification.signature if classification.signature in _KEPT_SIGNATURES else ""
+    return _classify_by_role(failure, classification, why, signature=signature, in_flight=in_flight)
 
 
 def _refine_category(
     failure: WorkerError,
     exception: ExceptionInfo,
-    found: Classification,
+    classification: Classification,
     judged: ClassifiedFailure,
 ) -> ClassifiedFailure:
     """Return a process's own fault with the category that its document or its output proves."""
     # the recorded space and limits prove more than the text
     if judged.category == "storage" and full_disk(failure, exception):
         return replace(judged, category="disk_full")
-    if found.signature == _MISSING_FILE and any(
+    if classification.signature == _MISSING_FILE and any(
         _LOADER_FILE in frame.file for frame in exception.frames
     ):
         # a sample, not a file that the job was configured to use
         return replace(judged, category="data")
-    if found.signature == _DEVICE_ASSERT and NONFINITE_ASSERTION.search(failure.printed):
+    if classification.signature == _DEVICE_ASSERT and NONFINITE_ASSERTION.search(failure.printed):
         return replace(judged, category="numerics")
     is_limited = judged.category == "host_oom" and failure.system.memory_limit
     return replace(judged, category="config") if is_limited else judged
@@ -539,7 +551,7 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
         waited = _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _get_log_of_exit(failure, "")
-    found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(
+    judged = _classify_printed_error(failure, "exited") or _classify_stderr_tail(
         failure,
         log,
         "exited",
@@ -548,11 +560,11 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
     refuses = log.signature == "usage" or was_raised_by_config_parser(exception)
     # an exit without a code in its text succeeded, unless its process had another code
     has_failed = bool(failure.exit_code) or exception.message not in {"", "0", "None"}
-    if found is None and has_failed and refuses:
+    if judged is None and has_failed and refuses:
         why = "rejected its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
     in_flight = bool(failure.sent_signals)
-    return found or ClassifiedFailure(
+    return judged or ClassifiedFailure(
         failure,
         FailureClass.OWN_EXIT,
         "exited on its own",
@@ -568,9 +580,10 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
     exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
-    found = _classify_chain(exception)
+    classification = _classify_chain(exception)
     judged = replace(
-        _classify_raised(failure, exception), signature=found.signature if found.is_specific else ""
+        _classify_raised(failure, exception),
+        signature=classification.signature if classification.is_specific else "",
     )
     name = get_short_name(find_causes(exception).first)
     if name == _INTERRUPT and not failure.sent_signals:
@@ -668,8 +681,8 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         why = _describe_signal(failure, signal)
         category = "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
-    if told := _classify_stderr_tail(failure, log, ended, signal):
-        return told
+    if judged := _classify_stderr_tail(failure, log, ended, signal):
+        return judged
     # watchdogs of other libraries abort without a message, too: the stacks alone don't show whether
     # the rank waited
     if signal == "SIGABRT" and failure.stack_dumps and aborted_without_reason(failure):
@@ -755,8 +768,8 @@ def prints_a_peers_error(stderr: str) -> bool:
     """Whether a process printed an error about a lost peer;
     notices about the job's store don't count.
     """
-    told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
-    return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
+    own_lines = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
+    return _classified(own_lines).pointer != Pointer(store=True) and names_a_peer(own_lines)
 
 
 def names_a_wait(exception: ExceptionInfo) -> bool:
@@ -771,43 +784,53 @@ def prints_a_timeout(failure: WorkerError) -> bool:
     lines = (
         _classified(line) for line in failure.printed.splitlines()[-_MAX_LOG_LINES:] if line.strip()
     )
-    return any(_is_a_wait(found) and found.signature not in _WATCHDOG_SIGNATURES for found in lines)
+    return any(
+        _is_a_wait(classification) and classification.signature not in _WATCHDOG_SIGNATURES
+        for classification in lines
+    )
 
 
 def names_a_peer(text: str) -> bool:
     """Whether a text is about a lost peer, or about a timed-out wait for a peer."""
-    found = _classified(text)
-    return found.signature not in _UNSPECIFIC_CONNECTION_SIGNATURES and (
-        found.role is Role.SECONDARY or _is_a_wait(found)
+    classification = _classified(text)
+    return classification.signature not in _UNSPECIFIC_CONNECTION_SIGNATURES and (
+        classification.role is Role.SECONDARY or _is_a_wait(classification)
     )
 
 
 def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock Flyte error file, which has no fields except its text."""
-    found = _classified(
+    classification = _classified(
         failure.message, failure.code if failure.writer is not Writer.STOCK else "", ()
     )
-    if found.signature in LAUNCHER_SUMMARY_SIGNATURES:
+    if classification.signature in LAUNCHER_SUMMARY_SIGNATURES:
         return ClassifiedFailure(
             failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first"
         )
-    if found.role is Role.SECONDARY:
-        why, signature = f"points to another process ({found.signature})", found.signature
-        return replace(_classify_by_role(failure, found, why, signature=signature), waited=False)
-    if found.role is Role.AMBIGUOUS and found.signature:
-        return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
+    if classification.role is Role.SECONDARY:
+        why, signature = (
+            f"points to another process ({classification.signature})",
+            classification.signature,
+        )
+        return replace(
+            _classify_by_role(failure, classification, why, signature=signature), waited=False
+        )
+    if classification.role is Role.AMBIGUOUS and classification.signature:
+        return _classify_by_role(
+            failure, classification, f"may be cause or consequence ({classification.signature})"
+        )
     wrote = (
         "left a stock Flyte error file"
         if failure.writer is Writer.STOCK
         else "printed its own error"
     )
-    judged = _classify_by_role(failure, found, wrote)
-    category = found.specific_category
+    judged = _classify_by_role(failure, classification, wrote)
+    category = classification.specific_category
     return replace(
         judged,
         failure_class=FailureClass.OWN_FAULT,
         category=category,
-        specific=found.is_specific,
+        specific=classification.is_specific,
     )
 
 
@@ -827,19 +850,31 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
     inner = list(map(_classify_link, causes.informative))
     outer = list(map(_classify_link, causes.wrappers))
     root = inner[-1]
-    local = [found for found in inner if found.role is Role.PRIMARY and found.is_specific]
+    local = [
+        classification
+        for classification in inner
+        if classification.role is Role.PRIMARY and classification.is_specific
+    ]
     local += [
-        found for found in outer if found.role is Role.PRIMARY and found.category in GPU_CATEGORIES
+        classification
+        for classification in outer
+        if classification.role is Role.PRIMARY and classification.category in GPU_CATEGORIES
     ]
     if not local and _tells_nothing(root, exception):
         path = itertools.pairwise((*causes.wrappers, causes.first))
         is_wrapped = [is_wrapper(around, within) for around, within in path]
         # wrappers that report the first cause, directly or through other wrappers; not failures of
         # a cleanup
-        reports = (found for number, found in enumerate(outer) if all(is_wrapped[number:]))
-        local = [found for found in reports if found.role is Role.PRIMARY and found.is_specific][
-            -1:
-        ]
+        reports = (
+            classification
+            for number, classification in enumerate(outer)
+            if all(is_wrapped[number:])
+        )
+        local = [
+            classification
+            for classification in reports
+            if classification.role is Role.PRIMARY and classification.is_specific
+        ][-1:]
     return local[0] if local else root
 
 
@@ -865,5 +900,5 @@ def _classified(
     return classify(message, exception_type, bases)
 
 
-def _is_a_wait(found: Classification) -> bool:
-    return found.role is Role.AMBIGUOUS and found.category == _WAIT_CATEGORY
+def _is_a_wait(classification: Classification) -> bool:
+    return classification.role is Role.AMBIGUOUS and classification.category == _WAIT_CATEGORY

@@ -172,7 +172,7 @@ def _set_aside_finished_ranks(
     finished = {
         id(item)
         for item in ends
-        if any(clocks.before(failure, item.failure) for failure in own)
+        if any(clocks.is_before(failure, item.failure) for failure in own)
         or (own and not _is_needed(item.failure, [other.failure for other in others]))
     }
     why = "had run to its end"

@@ -57,7 +57,7 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
     """
     diagnosis = demote_ranks_that_gave_up(_demote_ranks_after_peer_errors(diagnosis))
     waits, clocks = [judged.failure for judged in diagnosis.waits], diagnosis.clocks
-    is_before_waits = clocks.before_all(waits)
+    is_before_waits = clocks.make_before_all_check(waits)
     faults = tuple(
         judged
         for judged in diagnosis.classified
@@ -66,7 +66,7 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
     )
     # a rank had timed out before any fault was recorded: the wait explains the faults, not the
     # reverse
-    if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
+    if any(map(clocks.make_before_all_check([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=(*diagnosis.late, *faults))
     first = _choose_first(faults, clocks, diagnosis.blame_counts) if faults else None
     return replace(diagnosis, faults=faults, first=first)
@@ -149,11 +149,13 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     recorded, _ = group_progress([judged.failure for judged in diagnosis.workers])
     # for each group, the number of collectives that all members (with a flight recorder dump) have
     # called
-    least = [
+    called_by_all = [
         (min(item.enqueued for item in members.values()), members) for members in recorded.values()
     ]
     counts = {
-        (rank, item.group): count for count, members in least for rank, item in members.items()
+        (rank, item.group): count
+        for count, members in called_by_all
+        for rank, item in members.items()
     }
     met = ((judged, _explain_met_peer_error(judged, counts)) for judged in diagnosis.classified)
     late = {id(judged): why for judged, why in met if why}
@@ -166,7 +168,9 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
         # one cause
         first = diagnosis.clocks.may_be_first([judged.failure for judged in own])
         earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
-        is_before_all = diagnosis.clocks.before_all(earliest or [by.failure for by in own])
+        is_before_all = diagnosis.clocks.make_before_all_check(
+            earliest or [by.failure for by in own]
+        )
         prints = {by.failure.fingerprint for by in own} - {""}
         # Keep the rest as faults: a rank with the same fingerprint as an independent fault failed
         # for the same reason, and a rank that failed before all independent faults can't be their
@@ -270,7 +274,7 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             ends.setdefault(fault.failure.node, []).append(fault)
         elif not _is_terminated(fault) and not (
             fault.failure.node in earliest
-            and clocks.before(earliest[fault.failure.node].failure, fault.failure)
+            and clocks.is_before(earliest[fault.failure.node].failure, fault.failure)
         ):
             earliest[fault.failure.node] = fault
 
@@ -288,13 +292,13 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             is_exit
             and first is not None
             and _is_terminated(fault)
-            and clocks.before(first.failure, fault.failure)
+            and clocks.is_before(first.failure, fault.failure)
         ):
             return True
         return (
             is_exit
             and bool(gone)
-            and not any(clocks.before(fault.failure, end.failure) for end in gone)
+            and not any(clocks.is_before(fault.failure, end.failure) for end in gone)
         )
 
     return [fault for fault in faults if not follows(fault)]
@@ -340,7 +344,8 @@ def _drop_failures_that_blame_a_fault(
                 if repeated and repeated in text and repeated != text
             ]
         return any(
-            clocks.gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS for item in accused
+            clocks.get_min_gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS
+            for item in accused
         )
 
     return [fault for fault in faults if not accuses(fault)]
@@ -466,7 +471,7 @@ def find_ranks_stopped_raising(
     if not frames or find_library(frames[-1]) == "torch":
         return []  # peers' errors are raised there, too
     raised_at = format_place(frames[-1])
-    found = []
+    stopped_alike = []
     for item in _find_stopped(first, classified):
         where = locate_main_thread(item.failure)
         # without an answer from the process, a running finalizer's position shows the line of the
@@ -474,8 +479,8 @@ def find_ranks_stopped_raising(
         if raised_at == (
             find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")
         ):
-            found.append(item)
-    return found
+            stopped_alike.append(item)
+    return stopped_alike
 
 
 def _find_last_printed(failure: WorkerError) -> tuple[str, str] | None:

@@ -54,15 +54,19 @@ def find_handled_fault(diagnosis: Diagnosis) -> HandledFault | None:
         failures = [judged.failure for judged in diagnosis.workers]
         in_step = (failure for failure in failures if failure.rank not in out_of_step.ranks)
         usual = {_identify(item) for failure in in_step for item in _list_own_exceptions(failure)}
-        found = []
+        unusual_exceptions = []
         for failure in failures:
             item = (
                 _choose(failure, usual, out_of_step) if failure.rank in out_of_step.ranks else None
             )
             if item is not None:
-                found.append((failure, item))
+                unusual_exceptions.append((failure, item))
         # of two such ranks either may have been the first
-        return _build(diagnosis.job, *found[0], out_of_step) if len(found) == 1 else None
+        return (
+            _build(diagnosis.job, *unusual_exceptions[0], out_of_step)
+            if len(unusual_exceptions) == 1
+            else None
+        )
     return None
 
 
@@ -109,15 +113,15 @@ def _choose(
     handler raised: a function that handles a missing file of its own, and returns, leaves no step
     undone.
     """
-    found = [item for item in _list_own_exceptions(failure) if _identify(item) not in usual]
+    unusual = [item for item in _list_own_exceptions(failure) if _identify(item) not in usual]
     if out_of_step.is_behind:
-        found = [
+        unusual = [
             item
-            for item in found
+            for item in unusual
             if item.calls_since is None or item.calls_since <= _MAX_CALLS_BEHIND
         ]
-    active = [item for item in found if _is_active(failure, item)]
-    left = [item for item in found if len(item.exception.frames) > 1]
+    active = [item for item in unusual if _is_active(failure, item)]
+    left = [item for item in unusual if len(item.exception.frames) > 1]
     return next(iter(active or left[-1:]), None)
 
 

@@ -117,14 +117,14 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     )
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
     elsewhere = _find_ranks_outside_collective(alive, met, diagnosis.waits)
-    apart = _find_diverged(recorded, printed)
+    diverged = _find_diverged(recorded, printed)
     # stacks, then counters, then weaker signs: a rank with several reasons gets all of them, in
     # this order
-    late, is_one_fault = find_ranks_behind(known, apart, find_message_peers(alive))
+    late, is_one_fault = find_ranks_behind(known, diverged, find_message_peers(alive))
     missing = _list_ranks_without_dump(alive)
     reasons = [
         *elsewhere,
-        *_flatten_diverged(apart),
+        *_flatten_diverged(diverged),
         *late.items(),
         *_find_ranks_without_dump(alive, missing, has_late=bool(late)),
         *_find_unstarted_ranks(recorded),
@@ -174,13 +174,13 @@ def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
         group: {**printed.get(group, {}), **recorded.get(group, {})}
         for group in sorted({*recorded, *printed})
     }
-    apart = _find_diverged(recorded, printed)
-    late, _ = find_ranks_behind(known, apart, find_message_peers(alive))
+    diverged = _find_diverged(recorded, printed)
+    late, _ = find_ranks_behind(known, diverged, find_message_peers(alive))
     waiting = {item.rank: item.why for item in find_stragglers(diagnosis) if item.rank is not None}
     split = {
         rank: f"the ranks of group {group} called different collectives"
-        for group in sorted(apart)
-        if not apart[group]
+        for group in sorted(diverged)
+        if not diverged[group]
         for rank in known[group]
     }
     uneven = {
@@ -190,7 +190,7 @@ def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
         for rank in members
     }
     reasons = (
-        OutOfStep(dict(_flatten_diverged(apart))),
+        OutOfStep(dict(_flatten_diverged(diverged))),
         OutOfStep(late, is_behind=True),
         OutOfStep(split, has_majority=False),
         OutOfStep(waiting, is_behind=True),
@@ -297,13 +297,16 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
     none can be singled out.
     """
     waited = {judged.failure.rank for judged in diagnosis.waits}
-    found = find_different_calls(_sort_failures(diagnosis))
-    if found is None or len(found.calls) > MAX_CULPRITS + 1 or not found.calls.keys() <= waited:
+    different = find_different_calls(_sort_failures(diagnosis))
+    if (
+        different is None
+        or len(different.calls) > MAX_CULPRITS + 1
+        or not different.calls.keys() <= waited
+    ):
         return []
-    why = (
-        f"it called a different collective as number {found.number} of {found.group}: {found.text}"
-    )
-    return _build_candidates(diagnosis, [(rank, why) for rank in found.calls], "collective")
+    place = f"number {different.number} of {different.group}"
+    why = f"it called a different collective as {place}: {different.text}"
+    return _build_candidates(diagnosis, [(rank, why) for rank in different.calls], "collective")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,12 +352,12 @@ def _describe_calls(calls: dict[int, Collective], failures: Sequence[WorkerError
             for rank, call in calls.items()
         }
     at = {failure.rank: _locate_wait(failure) for failure in failures}
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    ranks_by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, name in names.items():
-        found[name, at.get(rank, "")].append(rank)
+        ranks_by_place[name, at.get(rank, "")].append(rank)
     return ", ".join(
         f"{_list_ranks(ranks)} in {name}{f' at {frame}' if frame else ''}"
-        for (name, frame), ranks in found.items()
+        for (name, frame), ranks in ranks_by_place.items()
     )
 
 

@@ -29,10 +29,12 @@ _CHECKPOINT_LOADER = LazyPattern(r"""
 """)
 
 
-def classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
+def classify_by_library_call(
+    exception: ExceptionInfo, classification: Classification
+) -> Classification:
     """Classify an exception with an unspecific text by the library function that raised it."""
     is_cut = (
-        found.signature == "bare-timeout"
+        classification.signature == "bare-timeout"
         and get_short_name(find_causes(exception).first) == "EOFError"
     )
     # a data loader may read its samples with a checkpoint loader: that isn't the job's checkpoint
@@ -41,13 +43,17 @@ def classify_by_library_call(exception: ExceptionInfo, found: Classification) ->
         for link in iter_exceptions(exception)
         for frame in link.frames
     )
-    if is_data or not (is_cut or (found.role is Role.PRIMARY and not found.is_specific)):
-        return found
+    if is_data or not (
+        is_cut or (classification.role is Role.PRIMARY and not classification.is_specific)
+    ):
+        return classification
     called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
     if any(map(_CHECKPOINT_LOADER.search, called)):
-        return replace(found, role=Role.PRIMARY, category="checkpoint")
+        return replace(classification, role=Role.PRIMARY, category="checkpoint")
     return (
-        replace(found, role=Role.PRIMARY, category="config") if _is_parser_called(called) else found
+        replace(classification, role=Role.PRIMARY, category="config")
+        if _is_parser_called(called)
+        else classification
     )
 
 

@@ -57,26 +57,30 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     """Parse each group's progress from the last lines of torch's watchdog or monitor."""
     counted: dict[str, CollectiveProgress] = {}
     numbers: dict[str, str] = {}
-    for found in _PRINTED_COUNTERS.find_all(text):
-        guid = found["guid"]
-        description = found.get("description", "")
+    for counters in _PRINTED_COUNTERS.find_all(text):
+        guid = counters["guid"]
+        description = counters.get("description", "")
         name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(
             name,
             "",
-            max(int(found["enqueued"]), 0),
-            max(int(found["completed"]), 0),
+            max(int(counters["enqueued"]), 0),
+            max(int(counters["completed"]), 0),
         )
-        numbers[found.get("number", "")] = name
+        numbers[counters.get("number", "")] = name
     # The line about the timed-out collective has no group. Counters printed for the same collective
     # number name the group; without them, it is clear only if at most one group was printed.
-    for found in _TIMED_OUT_WORK.find_all(text)[:1]:
-        number = int(found["number"])
-        operation = found["operation"]
-        sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
+    for timed_out in _TIMED_OUT_WORK.find_all(text)[:1]:
+        number = int(timed_out["number"])
+        operation = timed_out["operation"]
+        sizes = (
+            f"{timed_out['input']} -> {timed_out['output']} elements"
+            if "input" in timed_out
+            else ""
+        )
         work = Collective(number, operation, sizes, state="started")
         name = numbers.get(
-            found["number"],
+            timed_out["number"],
             next(iter(counted), UNNAMED_GROUP) if len(counted) <= 1 else UNNAMED_GROUP,
         )
         known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
@@ -93,8 +97,8 @@ def get_printed_text(failure: WorkerError) -> str:
 
 def get_waited_ns(failure: WorkerError) -> int:
     """Return the nanoseconds in a collective until the watchdog timed out, or 0 if unknown."""
-    found = _RUN_TIME.search(get_printed_text(failure))
-    return int(found["ms"]) * 1_000_000 if found is not None else 0
+    run_time = _RUN_TIME.search(get_printed_text(failure))
+    return int(run_time["ms"]) * 1_000_000 if run_time is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ _ARRIVED_RANKS = LazyPattern(
 def parse_reported_wait(failure: WorkerError) -> ReportedWait:
     """Parse which ranks a failure's report lists as missing, and at which barrier or tensor."""
     text = failure.message
-    lists = (next(filter(None, found.groups()), "") for found in _MISSING_RANKS.finditer(text))
+    lists = (next(filter(None, match.groups()), "") for match in _MISSING_RANKS.finditer(text))
     missing = frozenset(int(rank) for part in lists for rank in part.split(",") if part)
     counted = _ARRIVED_RANKS.search(text)
     waiters = "" if failure.rank is None else f"rank {failure.rank}"
@@ -319,7 +323,7 @@ def _name_group(
     """Return a group's name; with its members if several groups share the name."""
     if len(variants) <= 1:
         return progress.group
-    members = progress.members or next((found for found in variants if rank in found), ())
+    members = progress.members or next((variant for variant in variants if rank in variant), ())
     return (
         f"{progress.group} {_format_members(members)}"
         if progress.group and members
@@ -400,7 +404,7 @@ def find_ranks_behind(
 
 def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
     """Return for each rank the peers that its outstanding sends and receives wait for."""
-    found: dict[int, set[int]] = {}
+    peers_by_rank: dict[int, set[int]] = {}
     for failure in workers:
         for progress in failure.collectives if failure.rank is not None else ():
             waiting = progress.last if progress.is_outstanding else ()
@@ -411,8 +415,8 @@ def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
             ]
             places = [int(end["peer"]) for end in ends if end is not None]
             members = [progress.members[place] for place in places if place < len(progress.members)]
-            found.setdefault(failure.rank or 0, set()).update(members)
-    return found
+            peers_by_rank.setdefault(failure.rank or 0, set()).update(members)
+    return peers_by_rank
 
 
 def _find_uncalled(
@@ -432,8 +436,8 @@ def _find_uncalled(
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
         # the count of the majority; without a majority, the highest
-        most, number = Counter(counts.values()).most_common(1)[0]
-        usual[group] = most if number * 2 > len(members) else max(counts.values())
+        usual_count, number = Counter(counts.values()).most_common(1)[0]
+        usual[group] = usual_count if number * 2 > len(members) else max(counts.values())
         # the first collective that completed on no rank: a rank that called it is waiting, even if
         # others are ahead
         first = 1 + max(
@@ -473,28 +477,28 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
     Only groups with a dump of every member count: if a member died, the dumps may have different
     times.
     """
-    found: list[tuple[int, RankBehind]] = []
+    ranks_behind: list[tuple[int, RankBehind]] = []
     waits: set[int] = set()
     for group, members in sorted(groups.items()):
         ends = {
             rank: item.enqueued if item.completed is None else item.completed
             for rank, item in members.items()
         }
-        most = max(ends.values())
+        max_count = max(ends.values())
         size = len(members)
         is_whole = set(get_members(members)) == members.keys()
         if not is_whole:
             continue
-        unseen = [rank for rank, progress in members.items() if _has_unseen(progress, most)]
+        unseen = [rank for rank, progress in members.items() if _has_unseen(progress, max_count)]
         unseen = unseen if len(unseen) * 2 <= size else []
-        found += [(rank, RankBehind(group, ends[rank], most, size)) for rank in unseen]
+        ranks_behind += [(rank, RankBehind(group, ends[rank], max_count, size)) for rank in unseen]
         waits.update(
             rank
             for rank, progress in members.items()
             if progress.is_outstanding and rank not in unseen
         )
     # waiting for a peer can't be the reason, so every group counts, not only the smallest
-    return _by_rank((rank, at) for rank, at in found if rank not in waits)
+    return _by_rank((rank, at) for rank, at in ranks_behind if rank not in waits)
 
 
 # A collective that completes on no rank before all ranks have contributed their data
@@ -521,20 +525,21 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
     )
 
 
-def _keep_innermost(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
+def _keep_innermost(ranks_behind: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
     """Return only the ranks that are behind in one of the smallest groups."""
-    ranks = _by_rank(found)
+    ranks = _by_rank(ranks_behind)
     smallest = min((at.size for at in ranks.values()), default=0)
     return {rank: at for rank, at in ranks.items() if at.size == smallest}
 
 
-def _by_rank(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
+def _by_rank(ranks_behind: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
     """Return each rank with its smallest group; of groups of one size,
     that in which it is farthest behind.
     """
     return dict(
         sorted(
-            found, key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group)
+            ranks_behind,
+            key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group),
         )
     )
 

@@ -68,7 +68,7 @@ def widen(pattern: str) -> str:
     RE2 copies what is repeated "{0,300}" 300 times. For a first search, any number of repetitions
     will do.
     """
-    return _COUNTED.sub(lambda found: found[1] or "*", pattern)
+    return _COUNTED.sub(lambda match: match[1] or "*", pattern)
 
 
 class Pattern:
@@ -99,26 +99,26 @@ class Pattern:
         """Return the named groups that took part in the first match;
         None if the pattern isn't found.
         """
-        found = self._regexp.search(encoded(text))
-        return _list_groups(found) if found is not None else None
+        match = self._regexp.search(encoded(text))
+        return _list_groups(match) if match is not None else None
 
     def find_all(self, text: str | bytes) -> list[dict[str, str]]:
         """Return the named groups that took part in each match."""
-        return [_list_groups(found) for found in self._regexp.finditer(encoded(text))]
+        return [_list_groups(match) for match in self._regexp.finditer(encoded(text))]
 
     def cut_from(self, text: bytes) -> bytes:
         """Return a text without all matches of the pattern."""
         kept, end = [], 0
-        for found in self._regexp.finditer(text):
-            kept.append(text[end : found.start()])
-            end = found.end()
+        for match in self._regexp.finditer(text):
+            kept.append(text[end : match.start()])
+            end = match.end()
         return b"".join((*kept, text[end:]))
 
 
-def _list_groups(found: Any) -> dict[str, str]:
+def _list_groups(match: Any) -> dict[str, str]:
     return {
         name: value.decode("utf-8")
-        for name, value in found.groupdict().items()
+        for name, value in match.groupdict().items()
         if value is not None
     }
 
@@ -168,10 +168,10 @@ class Signature:
 
     def search(self, text: str | bytes) -> dict[str, str] | None:
         """Return the match's groups; None if the pattern isn't found, or `unless` is found."""
-        found = self.pattern.search(text)
-        if found is None or (self.unless is not None and self.unless.search(text) is not None):
+        groups = self.pattern.search(text)
+        if groups is None or (self.unless is not None and self.unless.search(text) is not None):
             return None
-        return found
+        return groups
 
 
 class Prefilter:
@@ -184,11 +184,11 @@ class Prefilter:
 
     @cached_property
     def _build_filter(self) -> re2.Filter:
-        made = re2.Filter()
+        re2_filter = re2.Filter()
         for signature in self._signatures:
-            made.Add(_LINES + widen(signature.pattern.source), _build_options())
-        made.Compile()
-        return made
+            re2_filter.Add(_LINES + widen(signature.pattern.source), _build_options())
+        re2_filter.Compile()
+        return re2_filter
 
     def possible(self, text: bytes) -> list[Signature]:
         """Return the signatures that may fit a text,
@@ -271,7 +271,7 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
         entries = content.get(kind, [])
         if not isinstance(entries, list):
             raise SignatureError(f"{name}:1: {kind} must be written as [[{kind}]]")
-        found = []
+        signatures = []
         for index, entry in enumerate(entries):
             line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
             signature = _parse_signature(entry, f"{name}:{line}")
@@ -280,8 +280,8 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
                     f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}"
                 )
             seen[signature.id] = line
-            found.append(signature)
-        tables[kind] = tuple(found)
+            signatures.append(signature)
+        tables[kind] = tuple(signatures)
     if check_examples:
         for signature in (*tables["noise"], *tables["signature"]):
             _check_patterns(signature, f"{name}:{seen[signature.id]}")
@@ -290,12 +290,12 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
 
 def _find_tables(text: str) -> dict[str, list[int]]:
     """Return the line of each table by its kind; tomllib has no line numbers."""
-    found: dict[str, list[int]] = {"noise": [], "signature": []}
+    lines_by_kind: dict[str, list[int]] = {"noise": [], "signature": []}
     for number, row in enumerate(text.splitlines(), start=1):
         match = _TABLE.match(row)
-        if match is not None and match["kind"] in found:
-            found[match["kind"]].append(number)
-    return found
+        if match is not None and match["kind"] in lines_by_kind:
+            lines_by_kind[match["kind"]].append(number)
+    return lines_by_kind
 
 
 def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:

@@ -37,7 +37,7 @@ from firstfault.utils.text import extract_sentence
 
 _MAX_CHARACTERS_READ = 20_000
 """Maximum number of characters of a text that are searched: half at its start, half at its end."""
-_MANY_LINES = 200
+_MAX_LINES_SEARCHED = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures of exceptions that no specific signature matches."""
 _END_SIGNATURES = {
@@ -140,9 +140,9 @@ def classify(
         # a warning or a retry isn't the fault that ended the process, so lines that show it
         # continued don't count as local evidence; but NCCL may report a lost connection only at
         # level INFO, so other roles search all lines
-        found = signature.search(ends if signature.role is Role.PRIMARY else left)
-        if found is not None:
-            judged = _to_classification(signature, _build_pointer(found))
+        groups = signature.search(ends if signature.role is Role.PRIMARY else left)
+        if groups is not None:
+            judged = _to_classification(signature, _build_pointer(groups))
             return _adjust_by_size(_adjust_by_progress(judged, left), left)
     if cut is not None:
         return _to_classification(cut)
@@ -160,11 +160,11 @@ _MEMORY_SIZES = Pattern(
 )
 
 
-def _adjust_by_size(found: Classification, text: bytes) -> Classification:
+def _adjust_by_size(classification: Classification, text: bytes) -> Classification:
     """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU:
     the size may be corrupt.
     """
-    sizes = _MEMORY_SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
+    sizes = _MEMORY_SIZES.search(text) if classification.signature == "gpu-out-of-memory" else None
     if sizes is not None:
         amounts = ((sizes["asked"], sizes["unit"]), (sizes["total"], sizes["of"]))
         asked, total = (
@@ -175,8 +175,8 @@ def _adjust_by_size(found: Classification, text: bytes) -> Classification:
                 "more memory was asked for than the GPU has; the size may have come from another"
                 " rank"
             )
-            return replace(found, role=Role.AMBIGUOUS, why=why)
-    return found
+            return replace(classification, role=Role.AMBIGUOUS, why=why)
+    return classification
 
 
 # NCCL's counters of a rank's collectives
@@ -185,15 +185,15 @@ _LAST_WORK = Pattern(
 )
 
 
-def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
+def _adjust_by_progress(classification: Classification, text: bytes) -> Classification:
     """Classify another rank's dump signal as a consequence if a collective was outstanding here."""
-    progress = _LAST_WORK.search(text) if found.signature == "dump-signal" else None
+    progress = _LAST_WORK.search(text) if classification.signature == "dump-signal" else None
     if progress is None:
-        return found
+        return classification
     enqueued = _parse_number(progress["enqueued"])
     completed = _parse_number(progress["completed"]) or 0
     role = Role.SECONDARY if enqueued is not None and enqueued > completed else Role.AMBIGUOUS
-    return replace(found, role=role)
+    return replace(classification, role=role)
 
 
 # The name of an exception of Python or C++
@@ -209,10 +209,10 @@ _EXCEPTION_NAME = LazyPattern(r"""
 
 
 def _list_types(exception_type: str, bases: Iterable[str]) -> set[str]:
-    given = [name for name in (exception_type, *bases) if name]
-    names = {re.split(r"\.|::", name)[-1] for name in given}
+    type_names = [name for name in (exception_type, *bases) if name]
+    names = {re.split(r"\.|::", name)[-1] for name in type_names}
     # a class that is defined in a function has "<locals>" in its name
-    if any(_EXCEPTION_NAME.fullmatch(name.replace("<locals>.", "")) for name in given):
+    if any(_EXCEPTION_NAME.fullmatch(name.replace("<locals>.", "")) for name in type_names):
         names.add(ANY_EXCEPTION)
     return names
 
@@ -251,10 +251,10 @@ def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes
     return text[:begin] + _SURVIVAL_LINES.cut_from(text[begin:])
 
 
-def _build_pointer(found: Mapping[str, str]) -> Pointer | None:
+def _build_pointer(groups: Mapping[str, str]) -> Pointer | None:
     """Build the pointer from the named groups of a match; None if all are empty."""
     named: dict[str, str] = {}
-    for name, value in found.items():
+    for name, value in groups.items():
         if value:
             named.setdefault(name.rstrip("0123456789"), value)
     pointer = Pointer(
@@ -315,27 +315,27 @@ def find_message(failure: WorkerError) -> Message:
         return _build_end_message(failure)
     if exception is failure.exception and has_reached_end(failure):
         return Message(_ENDED_EARLY, _REACHED_END, exception=exception)
-    found = _build_exception_message(exception)
+    message = _build_exception_message(exception)
     if is_unsendable_result(failure):
-        return replace(found, text=f"the function's result can't be pickled: {found.text}")
+        return replace(message, text=f"the function's result can't be pickled: {message.text}")
     disk = full_disk(failure, exception)
     if (
         disk
-        and disk.path not in found.whole
+        and disk.path not in message.whole
         and _classify_exception(exception).category in {"disk_full", "storage"}
     ):
-        found = replace(found, text=f"{disk.text} ({found.text})")
+        message = replace(message, text=f"{disk.text} ({message.text})")
     if failure.exception is None or exception.message != failure.exception.message:
-        parts = (found.wrapper, f"printed before {_describe_end(failure) or 'its exit'}")
-        return replace(found, wrapper="; ".join(part for part in parts if part))
-    is_exit = found.what == "SystemExit" or "SystemExit" in exception.bases
+        parts = (message.wrapper, f"printed before {_describe_end(failure) or 'its exit'}")
+        return replace(message, wrapper="; ".join(part for part in parts if part))
+    is_exit = message.what == "SystemExit" or "SystemExit" in exception.bases
     end = _describe_end(failure)
-    is_call = found.what == "SystemExit" and not exception.causes
+    is_call = message.what == "SystemExit" and not exception.causes
     if is_call and exception.message.strip("-0123456789") not in {"", "None"}:
-        return replace(found, wrapper=end)  # its own text
+        return replace(message, wrapper=end)  # its own text
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
-        return replace(found, text=line, wrapper=end)
-    return replace(found, text=_describe_exit_call(exception, end)) if is_call else found
+        return replace(message, text=line, wrapper=end)
+    return replace(message, text=_describe_exit_call(exception, end)) if is_call else message
 
 
 def _describe_exit_call(exception: ExceptionInfo, end: str) -> str:
@@ -415,10 +415,16 @@ def _last_line(failure: WorkerError, signal: str) -> str:
     or else the last line.
     """
     text = extract_fatal_text(failure.printed, signal)
-    found = classify(text) if text else None
-    if found is not None and found.category != "unknown" and found.signature not in _END_SIGNATURES:
-        lines = (find_cpp_exception(text), *text.splitlines()[:_MANY_LINES])
-        telling = (line for line in lines if line and classify(line).signature == found.signature)
+    classification = classify(text) if text else None
+    if (
+        classification is not None
+        and classification.category != "unknown"
+        and classification.signature not in _END_SIGNATURES
+    ):
+        lines = (find_cpp_exception(text), *text.splitlines()[:_MAX_LINES_SEARCHED])
+        telling = (
+            line for line in lines if line and classify(line).signature == classification.signature
+        )
         if line := next(telling, ""):
             return strip_line_prefixes(line)
     if signal in {"", "SIGABRT"}:

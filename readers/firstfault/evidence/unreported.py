@@ -201,8 +201,8 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     If a rank timed out, the first failure noticed may be that timeout, so it doesn't count.
     """
     job, broadcast = diagnosis.job, diagnosis.blame_counts.broadcast
-    most = max(broadcast.values(), default=0)
-    causes = [cause for cause, count in broadcast.items() if count == most]
+    max_count = max(broadcast.values(), default=0)
+    causes = [cause for cause, count in broadcast.items() if count == max_count]
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
     # if all expected nodes are known, a broadcast that names an unknown node is wrong
     is_everyone = len(nodes) >= (job.coverage.expected or 0)

@@ -45,7 +45,7 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     with one code after a collective. If several ranks mention a wait and no rank was elsewhere,
     each of them may be the cause.
     """
-    told = [
+    gave_up = [
         judged
         for judged in diagnosis.classified
         if reports_timed_out_wait(judged) and _may_wait_for_peer(judged)
@@ -53,9 +53,9 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     # a program's own watchdog often exits without a usable message: ranks with the same exit code
     # count, too
     exits = list(filter(_is_exit, diagnosis.classified))
-    codes = {judged.failure.exit_code for judged in told or exits}
-    known = set(map(id, told))
-    left = told + [
+    codes = {judged.failure.exit_code for judged in gave_up or exits}
+    known = set(map(id, gave_up))
+    left = gave_up + [
         judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes
     ]
     # unread documents with the same fingerprint count, too: in a large cascade only a few are
@@ -67,7 +67,9 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
         MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left)
     )
     is_most = len(codes) == 1 and count * 2 > size
-    if not told and not (is_most and all(_mentions(judged, _NO_REASON_GIVEN) for judged in left)):
+    if not gave_up and not (
+        is_most and all(_mentions(judged, _NO_REASON_GIVEN) for judged in left)
+    ):
         return diagnosis
     if count < MIN_RANKS and not _mentions(left[0], _NO_PROGRESS, _JOB_WIDE_WORD):
         return diagnosis  # it may have waited for anything
@@ -77,9 +79,9 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     # Rank 3 is stuck in its data loader, and ranks 0 to 2 gave up: the straggler explains the
     # exits. Without a message it must have called a collective before: during startup, ranks may
     # exit with one code for any shared reason.
-    if _find_stragglers_elsewhere(others, has_begun=not told):
+    if _find_stragglers_elsewhere(others, has_begun=not gave_up):
         return replace(others, late=tuple(left))
-    return others if told and count >= MIN_RANKS and _is_exit(told[0]) else diagnosis
+    return others if gave_up and count >= MIN_RANKS and _is_exit(gave_up[0]) else diagnosis
 
 
 def find_stragglers_before_exits(
@@ -165,22 +167,29 @@ def _mentions(judged: ClassifiedFailure, *patterns: LazyPattern) -> bool:
 
 def _get_last_message(judged: ClassifiedFailure) -> str:
     """Return a failed process's own message, or the last line that it printed."""
-    found = find_message(judged.failure)
-    is_bare = found.exception is not None and not find_first_cause(found.exception).message
+    message = find_message(judged.failure)
+    is_bare = message.exception is not None and not find_first_cause(message.exception).message
     return (
         find_telling_line(judged.failure.printed)
-        if is_bare or not found.text
-        else f"{found.what}: {found.text}"
+        if is_bare or not message.text
+        else f"{message.what}: {message.text}"
     )
 
 
 def _find_stragglers_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list[Candidate]:
     """Return the stragglers; with `has_begun`, only if a straggler had called a collective."""
-    found = find_stragglers(diagnosis)
+    stragglers = find_stragglers(diagnosis)
     begun = any(
-        progress.enqueued for item in found if item.failure for progress in item.failure.collectives
+        progress.enqueued
+        for item in stragglers
+        if item.failure
+        for progress in item.failure.collectives
     )
-    return found if len(found) * 2 <= len(diagnosis.workers) and (begun or not has_begun) else []
+    return (
+        stragglers
+        if len(stragglers) * 2 <= len(diagnosis.workers) and (begun or not has_begun)
+        else []
+    )
 
 
 def _reclassify_as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> Diagnosis:

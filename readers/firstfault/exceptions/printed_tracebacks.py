@@ -64,7 +64,7 @@ def strip_rank_prefix(line: str) -> str:
     return RANK_PREFIX.sub("", printable(line))
 
 
-_INDENT = 2
+_INDENT_COLUMNS = 2
 """Indentation of a member in the text of its exception group."""
 GROUP_GUTTER = re.compile(r"^\s*(?:[|+] ?)?")
 _GROUP_EXISTS_ERROR = "trying to initialize the default process group twice"
@@ -261,7 +261,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
         for line in lines[1:end]
     ]
     starts = [(at, line) for at, line in enumerate(lines[1:end]) if _GROUP_MEMBER_START.match(line)]
-    borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT]
+    borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT_COLUMNS]
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
         return None, lines[end:]
@@ -270,7 +270,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
     members = []
     for border, until in itertools.pairwise([*borders, len(inner)]):
         body = [
-            GROUP_GUTTER.sub("", line[indent + _INDENT :], count=1)
+            GROUP_GUTTER.sub("", line[indent + _INDENT_COLUMNS :], count=1)
             for line in lines[border + 2 : until + 1]
         ]
         member = find_printed_exception(

@@ -394,7 +394,7 @@ class SystemState:
     @property
     def full(self) -> tuple[FileSystem, ...]:
         """The full file systems; a file system of a path in the failure comes first."""
-        return tuple(found for found in self.file_systems if found.is_full)
+        return tuple(file_system for file_system in self.file_systems if file_system.is_full)
 
     @property
     def memory_limit(self) -> str:
@@ -558,7 +558,7 @@ STOPS = {name for name, about in _ABOUT_SIGNALS.items() if about.get("kind") == 
 """Signals that ask a process to exit."""
 SIGNALS_BY_DESCRIPTION = _invert("strsignal")
 """Signals by the descriptions that C's strsignal returns and shells print."""
-_SHELL = 128
+_SHELL_SIGNAL_OFFSET = 128
 """Offset of a shell's exit codes for signals: 128 + 9 is SIGKILL."""
 _SIGNALS_BY_SHELL_NUMBER = _invert("shell_number")
 _SIGNALS_BY_FAULTHANDLER_TEXT = _invert("faulthandler")
@@ -632,4 +632,8 @@ def get_shell_signal(exit_code: int | None) -> str:
     """Return the signal in a shell's exit code (137 is SIGKILL);
     empty for an exit code without one.
     """
-    return _SIGNALS_BY_SHELL_NUMBER.get(exit_code - _SHELL, "") if exit_code is not None else ""
+    return (
+        _SIGNALS_BY_SHELL_NUMBER.get(exit_code - _SHELL_SIGNAL_OFFSET, "")
+        if exit_code is not None
+        else ""
+    )

@@ -31,16 +31,17 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     )
     if anyones is None:
         return snapshot
-    found = {
+    recorded_by_rank = {
         rank: item
         for rank, item in _find_last_by_rank(beside.documents).items()
         if rank not in finished
     }
     documents = [
-        _with_collectives(item, found) if judged.has(item) else item for item in snapshot.documents
+        _with_collectives(item, recorded_by_rank) if judged.has(item) else item
+        for item in snapshot.documents
     ]
     existing = {item.rank for item in ours}.union(*(group.ranks for group in snapshot.unopened))
-    new = [(rank, item) for rank, item in found.items() if rank not in existing]
+    new = [(rank, item) for rank, item in recorded_by_rank.items() if rank not in existing]
     documents += [_place_document(item, places.get(rank), anyones) for rank, item in new]
     return replace(
         snapshot,
@@ -59,9 +60,11 @@ def _find_last_by_rank(documents: Sequence[WorkerError]) -> dict[int, WorkerErro
     return {item.rank: item for item in of_last if item.rank is not None}
 
 
-def _with_collectives(document: WorkerError, found: Mapping[int, WorkerError]) -> WorkerError:
+def _with_collectives(
+    document: WorkerError, recorded_by_rank: Mapping[int, WorkerError]
+) -> WorkerError:
     recorded = (
-        found.get(document.rank)
+        recorded_by_rank.get(document.rank)
         if document.rank is not None and document.subject is Subject.WORKER
         else None
     )

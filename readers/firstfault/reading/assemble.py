@@ -38,7 +38,7 @@ from firstfault.model.job import (
     of_newest_incarnations,
 )
 
-_MAX_NAMED = 5
+_MAX_LISTED_NAMES = 5
 _DIGEST_BITS = 128
 
 
@@ -436,9 +436,9 @@ def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't
     count.
     """
-    causes = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
+    causes = itertools.takewhile(lambda link: link.relation == "cause", later.causes)
     return any(
-        (found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes)
+        (link.type, link.message) == (earlier.type, earlier.message) for link in (later, *causes)
     )
 
 
@@ -603,7 +603,7 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
         [f"not readable: {reason}" for reason in reasons], "more documents are not readable"
     )
     if snapshot.foreign:
-        names = ", ".join(snapshot.foreign[:_MAX_NAMED])
+        names = ", ".join(snapshot.foreign[:_MAX_LISTED_NAMES])
         yield (
             f"{len(snapshot.foreign)} files in the errors folder are not error documents and were"
             f" ignored: {names}"
@@ -611,10 +611,10 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
     yield from _first_few(lost, "more documents were lost")
     yield from _first_few(unconfirmed, "more failures that no roster entry confirms")
     if silent:
-        names = ", ".join(node_label(key) for key in silent[:_MAX_NAMED])
+        names = ", ".join(node_label(key) for key in silent[:_MAX_LISTED_NAMES])
         yield (
             "took part but sent no report:"
-            f" {names}{' and others' if len(silent) > _MAX_NAMED else ''}"
+            f" {names}{' and others' if len(silent) > _MAX_LISTED_NAMES else ''}"
         )
     left = sum(group.count for group in snapshot.unopened)
     opened = sum(len(failure.documents) for failure in failures)
@@ -634,8 +634,8 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
 
 
 def _first_few(notes: Sequence[str], rest: str) -> list[str]:
-    more = len(notes) - _MAX_NAMED
-    return [*notes[:_MAX_NAMED], *([f"{more} {rest}"] if more > 0 else [])]
+    more = len(notes) - _MAX_LISTED_NAMES
+    return [*notes[:_MAX_LISTED_NAMES], *([f"{more} {rest}"] if more > 0 else [])]
 
 
 def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:

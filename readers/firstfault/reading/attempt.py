@@ -36,13 +36,13 @@ from firstfault.utils.run_sync import attempted, each, gathered
 
 logger = get_logger(__name__)
 
-_FIRST_POLL_S = 0.05
-_LONGEST_POLL_S = 1.0
-_LOOK_SHARE = 10
+_FIRST_POLL_SECONDS = 0.05
+_MAX_POLL_SECONDS = 1.0
+_PAUSE_PER_LISTING = 10
 """`follow` pauses at least this multiple of the last listing's duration,
 to limit the load on the storage.
 """
-_LONGEST_PAUSE_S = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 
 
 async def read_job(store: ReadableStore, request: Request) -> JobErrors:
@@ -85,7 +85,9 @@ async def follow(
             if done:
                 return
         took = time.monotonic() - began
-        await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
+        await asyncio.sleep(
+            min(max(interval_seconds, _PAUSE_PER_LISTING * took), _MAX_PAUSE_SECONDS)
+        )
 
 
 async def look(
@@ -115,7 +117,9 @@ async def look(
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)
-    listing = await list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
+    listing = await list_everything(
+        store, layout, begun, fetch.find_part_starts(copies or {}, layout)
+    )
     return await _Look(
         *await fetch.with_copies(store, listing, copies), request, dict(known or {})
     ).read()
@@ -141,7 +145,7 @@ async def await_nodes(
         StoreError: the roster could not be listed.
     """
     deadline = time.monotonic() + patience.seconds
-    pause = _FIRST_POLL_S
+    pause = _FIRST_POLL_SECONDS
     known: dict[str, NodePresence] = {}
     unreadable: set[str] = set()
     while patience.seconds > 0 and not layout.document:
@@ -166,7 +170,7 @@ async def await_nodes(
             or await _sleep_until_shutdown(min(pause, left), patience.shutdown_requested)
         ):
             return {name: entry for name, entry in known.items() if name not in unreadable}, done
-        pause = min(pause * 1.5, _LONGEST_POLL_S)
+        pause = min(pause * 1.5, _MAX_POLL_SECONDS)
     return known, False
 
 
@@ -202,10 +206,10 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
     try:
         listing = await begin_listing(store, layout, start, selection.MAX_SMALL_ATTEMPT_FILES)
         newest = selection.find_newest_incarnations(listing)
-        first = selection.find_first_documents(listing, newest) if listing.in_order else []
-        if not first or listing.of_nodes:
+        first = selection.find_first_documents(listing, newest) if listing.is_sorted else []
+        if not first or listing.node_bundles:
             return None, listing
-        documents = await each(read, [*map(listing.item, first), *listing.stock])
+        documents = await each(read, [*map(listing.get_object, first), *listing.flyte_error_files])
     finally:
         await asyncio.gather(*early.values(), return_exceptions=True)
     opened = dict(zip(first, documents, strict=False))
@@ -218,13 +222,15 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         # be the root cause
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
-    more = " at least" if listing.rest is not None else ""
+    more = " at least" if listing.resume_name is not None else ""
     count = len(listing.documents)
     note = (
         f"only the first page of names was read ({count} documents{more}), and {len(first)} were"
         " opened"
     )
-    current = selection.list_round_documents(listing.documents, listing.last_round(), newest or {})
+    current = selection.list_round_documents(
+        listing.documents, listing.find_last_round(), newest or {}
+    )
     return (
         fetch.sorted_out(
             documents, notes=(note,), unopened=selection.summarize_unopened(current, opened)
@@ -282,7 +288,9 @@ class _Look:
         return self._assemble_job()
 
     async def _read_rest(self) -> None:
-        self._rest = await each(self._read, [*self._listing.others, *self._listing.stock])
+        self._rest = await each(
+            self._read, [*self._listing.unknown_documents, *self._listing.flyte_error_files]
+        )
 
     async def _read_restarts(self) -> None:
         self._restarts = await fetch.read_restarts(self._store, self._listing.restarts)
@@ -297,7 +305,7 @@ class _Look:
     async def _open(self, documents: Iterable[ListedDocument]) -> None:
         new = [document for document in documents if document not in self._opened]
         self._opened.update(
-            zip(new, await each(self._read, map(self._listing.item, new)), strict=True)
+            zip(new, await each(self._read, map(self._listing.get_object, new)), strict=True)
         )
 
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
@@ -406,7 +414,7 @@ class _Look:
         return replace(
             fetch.sorted_out([*self._opened.values(), *self._rest], notes, unopened),
             roster=tuple(self._roster.values()),
-            foreign=tuple(self._listing.foreign),
+            foreign=tuple(self._listing.foreign_files),
             unopened_history=sum(document not in self._opened for document in self._history),
             listed=frozenset(self._listed),
             stored=frozenset(

@@ -31,22 +31,22 @@ from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
 logger = get_logger(__name__)
 
-_WORTH_A_BUNDLE = 8
+_MIN_BUNDLED_FILES = 8
 """Minimum number of documents and entries to read from a bundle; fewer are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-_MOST_BUNDLES = 4
+_MAX_BUNDLES = 4
 """Maximum number of bundles to try, largest first: smaller ones are from pods that concluded early.
 """
-_MOST_RESTARTS = 64
+_MAX_RESTARTS = 64
 """Maximum number of restart records to read of each kind: the last ones by name."""
-MAX_OPENED = 65_536
+MAX_OPENED_FILES = 65_536
 """Maximum number of documents and roster entries to open in one attempt."""
 MAX_OPENED_BYTES = 1024 * 1024 * 1024
 """Maximum total size of these files, as listed."""
 _KEY = re.compile(rb"e1-[0-9a-z-]{60,160}\.pb")
 """Names of documents in the receipts of an encoded roster entry."""
-_CUT_DOCUMENTS, _CUT_ENTRIES = 900, 450
-"""Number of names between two cuts of a listing; a page has 1,000 names."""
+_DOCUMENTS_PER_PART, _ENTRIES_PER_PART = 900, 450
+"""Number of names between two parts of a listing; a page has 1,000 names."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Room:
     exhaust a reader's memory.
     """
 
-    documents: int = field(default_factory=lambda: MAX_OPENED)
+    documents: int = field(default_factory=lambda: MAX_OPENED_FILES)
     size: int = field(default_factory=lambda: MAX_OPENED_BYTES)
 
     def admits(self, item: ObjectInfo) -> bool:
@@ -138,7 +138,7 @@ async def _open_object(
             item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}"
         )
     if room is not None and not room.admits(item):
-        limits = f"{MAX_OPENED} documents and {MAX_OPENED_BYTES} bytes"
+        limits = f"{MAX_OPENED_FILES} documents and {MAX_OPENED_BYTES} bytes"
         return Unreadable(item.base, f"not opened: of an attempt {limits} are read")
     try:
         return await store.get(item.name)
@@ -154,11 +154,11 @@ def sorted_out(
     unopened: tuple[Unopened, ...] = (),
 ) -> Snapshot:
     """Sort documents, seals and unreadable files into a snapshot."""
-    found = list(read)
+    items = list(read)
     return Snapshot(
-        documents=tuple(item for item in found if isinstance(item, WorkerError)),
-        seals=tuple(item for item in found if isinstance(item, Seal)),
-        unreadable=tuple(item for item in found if isinstance(item, Unreadable)),
+        documents=tuple(item for item in items if isinstance(item, WorkerError)),
+        seals=tuple(item for item in items if isinstance(item, Seal)),
+        unreadable=tuple(item for item in items if isinstance(item, Unreadable)),
         notes=notes,
         unopened=unopened,
     )
@@ -189,8 +189,8 @@ async def read_restarts(
     kinds: dict[str, list[ObjectInfo]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.name):
         kinds[item.base[: -len("-00000-0000000.json")]].append(item)
-    found = await each(read, [item for kind in kinds.values() for item in kind[-_MOST_RESTARTS:]])
-    return oldest_first(record for record in found if record is not None)
+    records = await each(read, [item for kind in kinds.values() for item in kind[-_MAX_RESTARTS:]])
+    return oldest_first(record for record in records if record is not None)
 
 
 def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
@@ -221,7 +221,7 @@ async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, 
 
     A damaged or changed bundle is ignored: its name is a hash of its content.
     """
-    if len(listing.documents) + len(listing.roster) < _WORTH_A_BUNDLE:
+    if len(listing.documents) + len(listing.roster) < _MIN_BUNDLED_FILES:
         return {}
     return await _unpack_bundle(
         store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)]
@@ -240,11 +240,11 @@ async def with_copies(
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
-    of_nodes = await _unpack_bundle(store, listing, listing.of_nodes)
+    of_nodes = await _unpack_bundle(store, listing, listing.node_bundles)
     if of_nodes:
         store = StoreWithCopies(store, of_nodes, store.uri)
         listing = await list_everything(store, listing.layout)
-    listed = [*listing.roster, *map(listing.item, listing.documents)] if copies else []
+    listed = [*listing.roster, *map(listing.get_object, listing.documents)] if copies else []
     # use a copy only if its size is still the object's: the object may have been overwritten since
     usable = [
         item for item in listed if item.name in copies and len(copies[item.name]) == item.size
@@ -259,7 +259,7 @@ async def _unpack_bundle(
     """Return the files in the largest undamaged bundle, by path."""
     base = listing.layout.roster.removesuffix("roster")
     # the pod that concluded last knew of the most files, so its bundle is the largest
-    for item in sorted(bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
+    for item in sorted(bundles, key=lambda item: -item.size)[:_MAX_BUNDLES]:
         uri = join(store.uri, item.name)
         try:
             data = await store.get(item.name, limit=_MAX_BUNDLE_BYTES)
@@ -271,7 +271,7 @@ async def _unpack_bundle(
     return {}
 
 
-def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
+def find_part_starts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
     """Return paths that split a listing into parts of about one page,
     from the names in the copies.
     """
@@ -281,7 +281,7 @@ def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
         documents.update(f"{layout.errors}/{name.decode()}" for name in _KEY.findall(data))
     # half the distance for roster entries: each node has two, but perhaps only one of them is in
     # the copies
-    return [*sorted(documents)[::_CUT_DOCUMENTS], *sorted(entries)[::_CUT_ENTRIES]]
+    return [*sorted(documents)[::_DOCUMENTS_PER_PART], *sorted(entries)[::_ENTRIES_PER_PART]]
 
 
 class StoreWithCopies:
@@ -322,23 +322,21 @@ class StoreWithCopies:
         """Return up to 1,000 objects of the store that sort after `after`,
         and the copies that sort among them.
         """
-        found = (
+        page = (
             await self._store.page(after) if self._store is not None else Page((), has_more=False)
         )
-        if not found.is_sorted:
-            return found
+        if not page.is_sorted:
+            return page
         # copies behind the page's last name belong to a later page
-        last = found.objects[-1].name if found.has_more and found.objects else None
-        listed = {item.name for item in found.objects}
+        last = page.objects[-1].name if page.has_more and page.objects else None
+        listed = {item.name for item in page.objects}
         lacking = [
             ObjectInfo(path, len(data))
             for path, data in self._copies.items()
             if path > after and (last is None or path < last) and path not in listed
         ]
         return (
-            Page(tuple(sort_by_name([*found.objects, *lacking])), found.has_more)
-            if lacking
-            else found
+            Page(tuple(sort_by_name([*page.objects, *lacking])), page.has_more) if lacking else page
         )
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:

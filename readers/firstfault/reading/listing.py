@@ -18,7 +18,7 @@ from firstfault.layout import (
 from firstfault.store import ObjectInfo, Page, ReadableStore
 from firstfault.utils.run_sync import each, gathered
 
-_STOCK = "error"
+_FLYTE_FILES_START = "error"
 """Start of a listing: Flyte's own files sort after this name, and before our folders."""
 _BEFORE_NAMES = "!"
 """Sorts before all names in a folder. Some storages don't accept a trailing slash instead."""
@@ -26,7 +26,7 @@ _AFTER_KEYS = "e1-:"
 """Sorts after every key of grammar version 1: ":" is the character after "9"."""
 _MAX_CONCURRENT_PARTS = 32
 """Maximum number of listing parts that are read concurrently."""
-_LAST = 1 << 64
+_AFTER_ANY_TIME_NS = 1 << 64
 
 
 @dataclass(slots=True, eq=False)
@@ -41,12 +41,12 @@ class ListedDocument:
     """None if the document may exist only as a copy in a node's bundle."""
 
     @property
-    def moment(self) -> int:
+    def sort_time_ns(self) -> int:
         """The sort key by time, in nanoseconds; documents without a time come last."""
-        return _LAST if self.key.timestamp_ns is None else self.key.timestamp_ns
+        return _AFTER_ANY_TIME_NS if self.key.timestamp_ns is None else self.key.timestamp_ns
 
     @property
-    def process(self) -> tuple[int | None, int | None, int]:
+    def process_key(self) -> tuple[int | None, int | None, int]:
         """The process that the document is about:
         the same for documents of a worker and of its agent.
         """
@@ -60,47 +60,55 @@ class Listing:
     layout: Layout
     documents: list[ListedDocument] = field(default_factory=list)
     """Error documents with names of the grammar."""
-    others: list[ObjectInfo] = field(default_factory=list)
+    unknown_documents: list[ObjectInfo] = field(default_factory=list)
     """Documents with unknown names, which must all be opened."""
-    foreign: list[str] = field(default_factory=list)
+    foreign_files: list[str] = field(default_factory=list)
     """Names of files that aren't documents."""
-    stock: list[ObjectInfo] = field(default_factory=list)
+    flyte_error_files: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own error files."""
     roster: list[ObjectInfo] = field(default_factory=list)
     bundles: list[ObjectInfo] = field(default_factory=list)
     """Bundles with copies of documents and roster entries."""
     restarts: list[ObjectInfo] = field(default_factory=list)
     """Records of restarts within the attempt."""
-    in_order: bool = True
+    is_sorted: bool = True
     """Whether all pages so far were sorted by name."""
-    rest: str | None = None
+    resume_name: str | None = None
     """The name after which to continue listing, up to the last key, or None if all keys are listed.
     """
-    rest_after_keys: str | None = None
+    resume_name_after_keys: str | None = None
     """The name after which to continue listing files behind the keys, or None if all are listed."""
 
     @property
-    def of_nodes(self) -> list[ObjectInfo]:
+    def node_bundles(self) -> list[ObjectInfo]:
         """Bundles with the files of all nodes, if each node has a separate folder."""
         return [item for item in self.bundles if is_of_nodes(item.base)]
 
     def get_state(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
         # documents are immutable and may be many, so the sum of their uuids is enough
-        rest = frozenset((*self.others, *self.stock, *self.roster, *self.of_nodes, *self.restarts))
+        rest = frozenset(
+            (
+                *self.unknown_documents,
+                *self.flyte_error_files,
+                *self.roster,
+                *self.node_bundles,
+                *self.restarts,
+            )
+        )
         return (
             len(self.documents),
             sum(int(document.key.uuid, 16) for document in self.documents),
             rest,
         )
 
-    def item(self, document: ListedDocument) -> ObjectInfo:
+    def get_object(self, document: ListedDocument) -> ObjectInfo:
         """Return the listed object of a document."""
         return ObjectInfo(
             f"{self.layout.errors}/{document.key}", document.size, document.last_modified_ns
         )
 
-    def last_round(self) -> int:
+    def find_last_round(self) -> int:
         """Return the highest round in the names of documents; -1 if there are none."""
         return max((document.key.round for document in self.documents), default=-1)
 
@@ -113,9 +121,9 @@ class Listing:
                 if key is not None:
                     self.documents.append(ListedDocument(key, item.size, item.last_modified_ns))
                 elif is_error_file(name):
-                    self.others.append(item)
+                    self.unknown_documents.append(item)
                 else:
-                    self.foreign.append(name)
+                    self.foreign_files.append(name)
             elif folder == self.layout.roster:
                 if is_error_file(name):
                     self.roster.append(item)
@@ -124,42 +132,45 @@ class Listing:
                 elif is_restart_record(name):
                     self.restarts.append(item)
             elif self.layout.has_stock and not folder and is_stock_error_file(name):
-                self.stock.append(item)
+                self.flyte_error_files.append(item)
 
 
 async def begin_listing(
     store: ReadableStore,
     layout: Layout,
-    eager: Callable[[ObjectInfo], None] = lambda _: None,
-    small: int = 0,
+    on_first_document: Callable[[ObjectInfo], None] = lambda _: None,
+    max_small_objects: int = 0,
 ) -> Listing:
     """List two pages concurrently: the first documents, and the first names after the keys.
 
     The first page has the earliest failures of the last round, the second page its roster. If
-    `Listing.in_order` is False, the storage doesn't sort by name, and the listing must be started
+    `Listing.is_sorted` is False, the storage doesn't sort by name, and the listing must be started
     over by folder.
 
     Args:
         store: the store of the layout's root.
         layout: the attempt's folders.
-        eager: called with the first document by name as soon as it is listed, to start reading
-            early.
-        small: `eager` isn't called if the page has at most this number of objects.
+        on_first_document: called with the first document by name as soon as it is listed, to start
+            reading early.
+        max_small_objects: `on_first_document` isn't called if the page has at most this number of
+            objects.
     """
     listing = Listing(layout)
     end = _get_keys_end(layout)
 
     async def documents() -> None:
-        page = await store.page(_STOCK if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}")
+        page = await store.page(
+            _FLYTE_FILES_START if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}"
+        )
         item = next(
             (item for item in page.objects if item.name.startswith(f"{layout.errors}/")), None
         )
-        if item is not None and len(page.objects) > small:
-            eager(item)
-        listing.rest = _take(listing, page, end)
+        if item is not None and len(page.objects) > max_small_objects:
+            on_first_document(item)
+        listing.resume_name = _add_page(listing, page, end)
 
     async def after_keys() -> None:
-        listing.rest_after_keys = _take(listing, await store.page(end), None)
+        listing.resume_name_after_keys = _add_page(listing, await store.page(end), None)
 
     await gathered(documents(), after_keys())
     return listing
@@ -169,7 +180,7 @@ async def list_everything(
     store: ReadableStore,
     layout: Layout,
     begun: Listing | None = None,
-    cuts: Sequence[str] = (),
+    part_starts: Sequence[str] = (),
 ) -> Listing:
     """Return the complete listing of an attempt's folders;
     continues a listing from `begin_listing`.
@@ -178,26 +189,26 @@ async def list_everything(
         store: the store of the layout's root.
         layout: the attempt's folders.
         begun: the listing to continue.
-        cuts: sorted paths below the root that split the remaining listing into parts, which are
-            read concurrently. The paths need not exist.
+        part_starts: sorted paths below the root that split the remaining listing into parts, which
+            are read concurrently. The paths need not exist.
     """
     # without sorted pages, positions between pages mean nothing: then start over and list folder by
     # folder
-    if begun is not None and begun.in_order:
+    if begun is not None and begun.is_sorted:
         end = _get_keys_end(layout)
         parts = [
-            *_split_range(begun.rest, cuts, end),
-            *_split_range(begun.rest_after_keys, cuts, None),
+            *_split_range(begun.resume_name, part_starts, end),
+            *_split_range(begun.resume_name_after_keys, part_starts, None),
         ]
 
         async def read_part(part: tuple[str, str | None]) -> None:
             start: str | None
             start, end = part
-            while start is not None and begun.in_order:
-                start = _take(begun, await store.page(start), end)
+            while start is not None and begun.is_sorted:
+                start = _add_page(begun, await store.page(start), end)
 
         await each(read_part, parts, _MAX_CONCURRENT_PARTS)
-        if begun.in_order:
+        if begun.is_sorted:
             return begun
     listing = Listing(layout)
 
@@ -216,11 +227,11 @@ def _get_keys_end(layout: Layout) -> str:
     return f"{layout.errors}/{_AFTER_KEYS}"
 
 
-def _take(listing: Listing, page: Page, end: str | None) -> str | None:
+def _add_page(listing: Listing, page: Page, end: str | None) -> str | None:
     """Add a page up to the name `end`; return the name after which to continue,
     None if the listing is complete.
     """
-    listing.in_order &= page.is_sorted
+    listing.is_sorted &= page.is_sorted
     listing.add(item for item in page.objects if end is None or item.name <= end)
     last = page.objects[-1].name if page.objects else ""
     if not page.has_more or (end is not None and last >= end):
@@ -231,20 +242,20 @@ def _take(listing: Listing, page: Page, end: str | None) -> str | None:
         # aren't ours
         return max(last, f"{roster}/{_BEFORE_NAMES}") if last < f"{roster}0" else None
     # after Flyte's own files, jump to the documents: folders in between may be large
-    return last if last.startswith(_STOCK) else max(last, f"{errors}/{_BEFORE_NAMES}")
+    return last if last.startswith(_FLYTE_FILES_START) else max(last, f"{errors}/{_BEFORE_NAMES}")
 
 
 def _split_range(
-    start: str | None, cuts: Iterable[str], end: str | None
+    start: str | None, part_starts: Iterable[str], end: str | None
 ) -> list[tuple[str, str | None]]:
     """Split a listing into parts: for each, the name before its first name, and its last name.
 
     Args:
         start: the name after which to continue, or None if the listing is complete.
-        cuts: sorted names at which to split.
+        part_starts: sorted names at which to split.
         end: the last name, or None for no limit.
     """
     if start is None:
         return []
-    between = [name for name in cuts if name > start and (end is None or name < end)]
+    between = [name for name in part_starts if name > start and (end is None or name < end)]
     return list(zip([start, *between], [*between, end], strict=True))

@@ -32,7 +32,8 @@ EARLIER_ROUND_DOCUMENTS = 32
 def sort_by_time(documents: Iterable[ListedDocument]) -> list[ListedDocument]:
     """Sort documents by time, then by rank."""
     return sorted(
-        documents, key=lambda document: (document.moment, document.key.rank or 0, document.key.uuid)
+        documents,
+        key=lambda document: (document.sort_time_ns, document.key.rank or 0, document.key.uuid),
     )
 
 
@@ -95,8 +96,8 @@ def find_related_documents(
     """Yield the documents in `among` about the same processes as `documents`,
     written by worker or agent.
     """
-    wanted = {document.process for document in documents if document.key.rank is not None}
-    return (document for document in among if document.process in wanted)
+    wanted = {document.process_key for document in documents if document.key.rank is not None}
+    return (document for document in among if document.process_key in wanted)
 
 
 def find_newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
@@ -104,7 +105,7 @@ def find_newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
     None if the roster's last round differs.
     """
     keys = [key for item in listing.roster if (key := RosterKey.parse(item.base)) is not None]
-    last = listing.last_round()
+    last = listing.find_last_round()
     return (
         None
         if keys and max(key.round for key in keys) != last
@@ -131,16 +132,16 @@ def find_first_documents(
     if (
         newest is None
         or is_small
-        or listing.others
-        or listing.foreign
-        or len(listing.stock) > MAX_SIMULTANEOUS_DOCUMENTS
+        or listing.unknown_documents
+        or listing.foreign_files
+        or len(listing.flyte_error_files) > MAX_SIMULTANEOUS_DOCUMENTS
     ):
         return []
-    documents = list_round_documents(listing.documents, listing.last_round(), newest)
+    documents = list_round_documents(listing.documents, listing.find_last_round(), newest)
     first = [
         document
         for document in documents[: MAX_SIMULTANEOUS_DOCUMENTS + 1]
-        if document.moment == documents[0].moment
+        if document.sort_time_ns == documents[0].sort_time_ns
     ]
     return first if len(first) <= MAX_SIMULTANEOUS_DOCUMENTS else []
 

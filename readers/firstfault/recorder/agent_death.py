@@ -13,7 +13,12 @@ from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
 from firstfault.recorder.client import Target
 from firstfault.recorder.container_memory import MemoryWatch
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, get_stack_tail
+from firstfault.recorder.folder import (
+    DEATH_DOCUMENT,
+    DEATH_ROSTER_ENTRY,
+    NodeFolder,
+    get_stack_tail,
+)
 from firstfault.recorder.folder_keeper import FolderKeeper
 from firstfault.recorder.spool import Spool, SpooledDocument
 from firstfault.recorder.uploads import Uploads, log_line
@@ -60,7 +65,7 @@ class AgentDeathReport:
             for spool in self._folder.spools()
             for item in spool.documents()
         ]
-        if data := self._keeper.read(words / DOCUMENT):
+        if data := self._keeper.read(words / DEATH_DOCUMENT):
             uploads.insert(0, self._upload_death(data, time.time_ns(), time.monotonic_ns()))
         uploaded = []
         for outcome in await asyncio.gather(*uploads, return_exceptions=True):
@@ -73,14 +78,14 @@ class AgentDeathReport:
                 uploaded.append(outcome)
         # The roster entry lists the receipts, so it comes last. If this process is killed first,
         # readers find documents without an entry.
-        if (data := self._keeper.read(words / PRESENCE)) is None:
+        if (data := self._keeper.read(words / DEATH_ROSTER_ENTRY)) is None:
             return
         from firstfault.wire.documents import (  # noqa: PLC0415 - as above
             decode_presence,
             encode_presence,
         )
 
-        presence = decode_presence(data, PRESENCE)
+        presence = decode_presence(data, DEATH_ROSTER_ENTRY)
         receipts = tuple(
             receipt for receipt, round_ in uploaded if round_ in {None, presence.place.round}
         )
@@ -97,10 +102,10 @@ class AgentDeathReport:
         """Upload the document about the agent's death at this moment; return receipt and round."""
         from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
 
-        failure = decode(data, model.DocumentRef(DOCUMENT))
+        failure = decode(data, model.DocumentRef(DEATH_DOCUMENT))
         resources = self._memory.report()
         if not isinstance(failure, model.WorkerError):
-            raise TypeError(f"{DOCUMENT} of the agent is not an error document")
+            raise TypeError(f"{DEATH_DOCUMENT} of the agent is not an error document")
         failure = replace(
             failure,
             timestamp_ns=wall_ns,

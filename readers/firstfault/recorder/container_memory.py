@@ -89,8 +89,8 @@ class MemoryWatch:
         limit = self._number("limit")
         if used is None or not limit or used < share * limit or self._limited is None:
             return None
-        found = dict(_INACTIVE.findall(_read_text(self._limited / "memory.stat")))
-        used -= int(found.get("total_inactive_file") or found.get("inactive_file") or 0)
+        statistics = dict(_INACTIVE.findall(_read_text(self._limited / "memory.stat")))
+        used -= int(statistics.get("total_inactive_file") or statistics.get("inactive_file") or 0)
         return (used, limit) if used >= share * limit else None
 
     def report(self) -> model.Resources:
@@ -147,7 +147,7 @@ def _list_mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
     """Return the root and the mount point of each mount of the hierarchy;
     see mountinfo in proc(5).
     """
-    found = []
+    mounts = []
     for line in _read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         mount = left.split()
@@ -155,8 +155,8 @@ def _list_mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
         if kind[:1] == ["cgroup" if version_1 else "cgroup2"] and (
             not version_1 or "memory" in kind[-1].split(",")
         ):
-            found.append((mount[3], root / mount[4].lstrip("/")))
-    return found
+            mounts.append((mount[3], root / mount[4].lstrip("/")))
+    return mounts
 
 
 def _find_group_folder(mount_root: str, mount: Path, path: str) -> Path:

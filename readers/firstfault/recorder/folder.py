@@ -13,21 +13,21 @@ from pathlib import Path
 
 from firstfault.recorder.spool import Spool
 
-DOCUMENT = "document.pb"
+DEATH_DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time, or empty
 if the agent ends normally.
 """
-PRESENCE = "presence.pb"
+DEATH_ROSTER_ENTRY = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed),
 without receipts and time.
 """
-WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
+WORKER_FILE_PREFIXES = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
-SESSIONS = "sessions.json"
+SESSIONS_FILE = "sessions.json"
 """In the node's folder: what `NodeFolder.note_sessions` keeps."""
-_REMOVALS = 5
+_MAX_REMOVAL_ATTEMPTS = 5
 """Most attempts to remove the folder."""
-_MAX_STACKS = 64 * 1024
+_MAX_STACKS_BYTES = 64 * 1024
 
 
 def get_stack_size(stacks: Path) -> int:
@@ -43,7 +43,7 @@ def get_stack_tail(stacks: Path, start: int = 0) -> str:
     empty if it can't be read.
     """
     try:
-        return stacks.read_bytes()[start:][-_MAX_STACKS:].decode(errors="replace").strip()
+        return stacks.read_bytes()[start:][-_MAX_STACKS_BYTES:].decode(errors="replace").strip()
     except OSError:
         return ""
 
@@ -82,26 +82,26 @@ class NodeFolder:
             OSError: the file could not be written.
         """
         # Written whole or not at all: a full disk must not cost the list of before.
-        part = self.path / f"{SESSIONS}.part"
+        part = self.path / f"{SESSIONS_FILE}.part"
         part.write_text(json.dumps(sorted(sessions)), encoding="ascii")
-        part.replace(self.path / SESSIONS)
+        part.replace(self.path / SESSIONS_FILE)
 
     @property
     def sessions(self) -> frozenset[int]:
         """The sessions of workers that lead one."""
         try:
-            return frozenset(json.loads((self.path / SESSIONS).read_text(encoding="ascii")))
+            return frozenset(json.loads((self.path / SESSIONS_FILE).read_text(encoding="ascii")))
         except (OSError, ValueError):
             return frozenset()
 
     def open_stderr(self) -> list[int]:
         """Return descriptors of the FIFOs that take stderr from the workers, to read from."""
-        found = []
+        descriptors = []
         for path in self.path.glob("stderr-*.fifo"):
             with contextlib.suppress(OSError):
                 # Without O_NONBLOCK, open() waits for a writer; the worker may be dead.
-                found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-        return found
+                descriptors.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        return descriptors
 
     def remove(self) -> None:
         """Remove the folder and its contents. Late writers find no folder,
@@ -115,7 +115,7 @@ class NodeFolder:
         for path in (gone, self.path):
             # A writer that looked up the folder just before the rename may add a file during the
             # removal.
-            for _ in range(_REMOVALS):
+            for _ in range(_MAX_REMOVAL_ATTEMPTS):
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
                     break
@@ -124,7 +124,7 @@ class NodeFolder:
 
     @property
     def last_words(self) -> Spool:
-        """`DOCUMENT` and `PRESENCE`: written at the start of each round,
+        """`DEATH_DOCUMENT` and `DEATH_ROSTER_ENTRY`: written at the start of each round,
         uploaded if the agent dies.
         """
         return Spool(self.path / "last-words")

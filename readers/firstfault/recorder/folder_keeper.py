@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from firstfault.recorder import time_limits
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, SESSIONS, NodeFolder
+from firstfault.recorder.folder import DEATH_DOCUMENT, DEATH_ROSTER_ENTRY, SESSIONS_FILE, NodeFolder
 
 PREFIX = "firstfault-"
 """How the name of each node's folder begins."""
@@ -27,7 +27,7 @@ _BOOT = "boot-id"
 the machine and the boot in which its lock counts.
 """
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PRIVATE = 0o700
+_PRIVATE_MODE = 0o700
 
 
 class FolderLock:
@@ -118,7 +118,11 @@ class FolderKeeper:
         """
         self._restore_folders()
         words = self._folder.last_words.folder
-        for file in (words / DOCUMENT, words / PRESENCE, self._folder.path / SESSIONS):
+        for file in (
+            words / DEATH_DOCUMENT,
+            words / DEATH_ROSTER_ENTRY,
+            self._folder.path / SESSIONS_FILE,
+        ):
             self._keep(file)
         if time.monotonic() - self._touched > time_limits.FOLDER_TOUCH_INTERVAL_SECONDS:
             self._touched = time.monotonic()
@@ -136,7 +140,7 @@ class FolderKeeper:
     def _restore_folders(self) -> None:
         path = self._folder.path
         if not os.path.lexists(path):
-            path.mkdir(_PRIVATE)
+            path.mkdir(_PRIVATE_MODE)
             if self._lock is not None:
                 self._lock.release()
             self._lock = lock_folder(path)
@@ -169,5 +173,5 @@ class FolderKeeper:
 
 def _check_private(path: Path, status: os.stat_result) -> None:
     """Raise a PermissionError for a folder that isn't this user's, or that others may enter."""
-    if status.st_mode & 0o777 != _PRIVATE or status.st_uid != os.geteuid():
+    if status.st_mode & 0o777 != _PRIVATE_MODE or status.st_uid != os.geteuid():
         raise PermissionError(f"{path} is not a folder of this user alone")

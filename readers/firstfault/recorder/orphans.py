@@ -25,7 +25,7 @@ _RANK = b"FIRSTFAULT_LOCAL_RANK="
 """Each worker has this variable, and so have the programs that it starts; its agent doesn't."""
 _RECORDING = b"FIRSTFAULT_RECORDING="
 """The variable of a worker that names its node's folder, in JSON."""
-_STDERR = 2
+_STDERR_DESCRIPTOR = 2
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -84,7 +84,7 @@ def _is_started_by_worker(process: Path, folder: Path) -> bool:
 
 
 def _is_forked_from_worker(process: Path, folder: Path) -> bool:
-    from firstfault.recorder.folder import WRITTEN_BY_WORKERS  # noqa: PLC0415 - not in the script
+    from firstfault.recorder.folder import WORKER_FILE_PREFIXES  # noqa: PLC0415 - not in the script
 
     for descriptor in (process / "fd").iterdir():
         with contextlib.suppress(OSError):  # closed in the meantime
@@ -92,7 +92,7 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
             mode = descriptor.lstat().st_mode
             # an agent, and what forks from it, reads the same FIFOs
             is_written = bool(mode & stat.S_IWUSR) and not mode & stat.S_IRUSR
-            if is_written and path.parent == folder and path.name.startswith(WRITTEN_BY_WORKERS):
+            if is_written and path.parent == folder and path.name.startswith(WORKER_FILE_PREFIXES):
                 return True
     return False
 
@@ -195,7 +195,7 @@ def write_stderr(data: bytes) -> None:
     view = memoryview(data)
     with contextlib.suppress(OSError):
         while view:
-            view = view[os.write(_STDERR, view) :]
+            view = view[os.write(_STDERR_DESCRIPTOR, view) :]
 
 
 if __name__ == "__main__":

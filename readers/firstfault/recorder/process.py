@@ -31,7 +31,7 @@ _LONGEST_NAME = "worker-9999-999.line"
 """The longest name of a socket in the folder."""
 # only as the parent of a folder by mkdtemp, where TMPDIR can't be used
 _SHORT_FOLDER = "/tmp"  # noqa: S108
-_BACKLOG = 1024
+_MAX_WAITING_CONNECTIONS = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
 
 
@@ -76,13 +76,13 @@ def start_recorder(
     """
     folder = NodeFolder(_make_folder())
     lock = lock_folder(folder.path)
-    held = (lock.descriptor,) if lock is not None else ()
+    kept_descriptors = (lock.descriptor,) if lock is not None else ()
     try:
         (folder.path / "spool").mkdir()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _signals_blocked():
             # before the recorder's process exists, so that early clients can connect
             listener.bind(str(folder.socket))
-            listener.listen(_BACKLOG)
+            listener.listen(_MAX_WAITING_CONNECTIONS)
             settings = Settings(
                 output_prefix,
                 deadline_seconds,
@@ -103,7 +103,7 @@ def start_recorder(
                 ],
                 stdin=subprocess.DEVNULL,
                 close_fds=True,
-                pass_fds=(listener.fileno(), *held),
+                pass_fds=(listener.fileno(), *kept_descriptors),
                 start_new_session=own_session,
             )
     except BaseException:

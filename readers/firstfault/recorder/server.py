@@ -37,7 +37,7 @@ from firstfault.recorder.uploads import Uploads, log_line
 from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
 
-_SHORTAGE, _SHORTAGE_OVER = 0.95, 0.9
+_SHORTAGE_BEGIN_SHARE, _SHORTAGE_END_SHARE = 0.95, 0.9
 """Shares of the memory's limit at which a shortage begins and ends."""
 _MAX_DRAIN_SHARE = 0.8
 """Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
@@ -142,7 +142,9 @@ class _Server:
         message gives the reason.
         """
         shortage = (
-            self._memory.find_shortage(_SHORTAGE_OVER if self._warning else _SHORTAGE)
+            self._memory.find_shortage(
+                _SHORTAGE_END_SHARE if self._warning else _SHORTAGE_BEGIN_SHARE
+            )
             if find_file()
             else None
         )

@@ -27,10 +27,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def find_file() -> Path | None:
     """Return the file of the message; None outside of a container that has one."""
-    given = os.environ.get(VARIABLE, "")
-    path = Path(given) if given else _DEFAULT
+    configured = os.environ.get(VARIABLE, "")
+    path = Path(configured) if configured else _DEFAULT
     # Kubernetes makes its file: elsewhere, such a file in /dev would be litter
-    return path if given or path.is_file() else None
+    return path if configured or path.is_file() else None
 
 
 def write_termination_message(text: str, *, replaces: str = "") -> None:

@@ -32,7 +32,7 @@ class _Upload:
     """By the monotonic clock."""
 
 
-_PARALLEL = 16
+_MAX_CONCURRENT_UPLOADS = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
 """Threads for imports, in addition to those of uploads to a storage that isn't asynchronous."""
@@ -50,7 +50,7 @@ class Uploads:
         self._open_error = ""
         self._warm = asyncio.Event()
         self._opening = asyncio.Lock()
-        self._slots = asyncio.Semaphore(_PARALLEL)
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_UPLOADS)
         self._in_progress: dict[str, _Upload] = {}
         self._repeated: set[asyncio.Task[model.Receipt]] = set()
 
@@ -59,7 +59,7 @@ class Uploads:
         and fails with the same error.
         """
         asyncio.get_running_loop().set_default_executor(
-            ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS)
+            ThreadPoolExecutor(_MAX_CONCURRENT_UPLOADS + _SPARE_THREADS)
         )
         await self._open()
         self._warm.set()
@@ -98,8 +98,8 @@ class Uploads:
         """Return the names of a folder's objects, and the error if they can't be listed. This
         method never raises.
         """
-        found, error = await self._with_store(lambda store: store.list(folder))
-        return [item.name for item in found or ()], error
+        objects, error = await self._with_store(lambda store: store.list(folder))
+        return [item.name for item in objects or ()], error
 
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the uploads in progress, and print the names of unfinished

@@ -14,20 +14,20 @@ from firstfault.report.formatting import shorten_names
 from firstfault.report.states import State
 from firstfault.utils.text import duration
 
-_MS = 1_000_000
-_LANES = 32
+_NS_PER_MS = 1_000_000
+_MAX_LANES = 32
 """More failures than this are drawn as a histogram."""
-_BARS = 48
+_HISTOGRAM_BARS = 48
 """Bars of a histogram."""
-_BARS_HEIGHT = 150.0
-_LEAST = 2.0
+_HISTOGRAM_HEIGHT = 150.0
+_MIN_BAR_HEIGHT = 2.0
 """Minimum height of a bar, so that a few failures among many stay visible."""
-_LABEL = 26
+_MAX_LABEL_CHARACTERS = 26
 """Characters of a lane's label."""
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
-_LEFT, _RIGHT = 222.0, 622.0
+_AXIS_LEFT, _AXIS_RIGHT = 222.0, 622.0
 """The ends of the time axis in the drawing's units, between the names and the times."""
-_TOP, _LANE_HEIGHT, _BOTTOM = 24.0, 26.0, 8.0
+_TOP_MARGIN, _LANE_HEIGHT, _BOTTOM_MARGIN = 24.0, 26.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Timeline:
     base: float = 0.0
     """y of the bars' feet."""
     width: int = 880
-    text: float = _RIGHT + 10
+    text: float = _AXIS_RIGHT + 10
     """x of the lanes' times."""
 
     @property
@@ -116,16 +116,18 @@ def build_timeline(cascade: Cascade) -> Timeline | None:
     untimed = len(cascade.events) - len(timed)
     if len(timed) < 2:  # noqa: PLR2004 - a line needs two
         return None
-    if len(timed) > _LANES:
+    if len(timed) > _MAX_LANES:
         # of a rank that hung only the stop has a time, which isn't the time of the fault
         timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
         return _draw_histogram(timed, untimed) if timed else None
     bounds = [_get_bounds(event) for event in timed]
     # the axis has the origin and at least a millisecond: an empty range would divide by zero
-    scale = _Scale(min(0, *(low for low, _ in bounds)), max(_MS, *(high for _, high in bounds)))
+    scale = _Scale(
+        min(0, *(low for low, _ in bounds)), max(_NS_PER_MS, *(high for _, high in bounds))
+    )
     short = shorten_names(node.name for node in cascade.nodes)
     lanes = tuple(_draw_lane(index, event, scale, short) for index, event in enumerate(timed))
-    height = int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM)
+    height = int(_TOP_MARGIN + len(lanes) * _LANE_HEIGHT + _BOTTOM_MARGIN)
     return Timeline(height, scale.ticks(), scale.x(0), untimed, lanes)
 
 
@@ -134,38 +136,38 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
     on the same scale.
     """
     times = [event.at_ns or 0 for event in timed]
-    scale = _Scale(min(*times, 0), max(*times, _MS))
-    width = (_RIGHT - _LEFT) / _BARS
+    scale = _Scale(min(*times, 0), max(*times, _NS_PER_MS))
+    width = (_AXIS_RIGHT - _AXIS_LEFT) / _HISTOGRAM_BARS
     by_bar: dict[int, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in timed:
         # the latest failure is at the right end of the axis, where one bar too many would begin
-        index = min(int((scale.x(event.at_ns or 0) - _LEFT) / width), _BARS - 1)
+        index = min(int((scale.x(event.at_ns or 0) - _AXIS_LEFT) / width), _HISTOGRAM_BARS - 1)
         by_bar[index][event.state].append(event.at_ns or 0)
-    most = max(sum(map(len, states.values())) for states in by_bar.values())
-    # each state in a bar is at least `_LEAST` high, so the highest bar may exceed `_BARS_HEIGHT` by
-    # this much
-    base = _TOP + _BARS_HEIGHT + len(State) * _LEAST
+    max_failures = max(sum(map(len, states.values())) for states in by_bar.values())
+    # each state in a bar is at least `_MIN_BAR_HEIGHT` high, so the highest bar may exceed
+    # `_HISTOGRAM_HEIGHT` by this much
+    base = _TOP_MARGIN + _HISTOGRAM_HEIGHT + len(State) * _MIN_BAR_HEIGHT
     bars = []
     for index, states in sorted(by_bar.items()):
         foot = base
         for state in sorted(states, key=list(State).index):
             at = states[state]
             # next to thousands of victims one root cause would be too low to see
-            height = round(max(len(at) / most * _BARS_HEIGHT, _LEAST), 1)
+            height = round(max(len(at) / max_failures * _HISTOGRAM_HEIGHT, _MIN_BAR_HEIGHT), 1)
             foot = round(foot - height, 1)
             when = " to ".join(dict.fromkeys([_format_tick(min(at)), _format_tick(max(at))]))
-            x = round(_LEFT + index * width, 1)
+            x = round(_AXIS_LEFT + index * width, 1)
             bars.append(
                 Bar(x, foot, round(width - 1, 1), height, state, f"{len(at)} {state.value}, {when}")
             )
-    height = int(base + _BOTTOM)
+    height = int(base + _BOTTOM_MARGIN)
     return Timeline(
         height,
         scale.ticks(),
         scale.x(0),
         untimed,
         bars=tuple(bars),
-        most=most,
+        most=max_failures,
         base=base,
     )
 
@@ -177,10 +179,10 @@ class _Scale:
 
     def x(self, at_ns: int) -> float:
         share = (_to_log_scale(at_ns) - self._low) / (self._high - self._low)
-        return round(_LEFT + min(max(share, 0.0), 1.0) * (_RIGHT - _LEFT), 1)
+        return round(_AXIS_LEFT + min(max(share, 0.0), 1.0) * (_AXIS_RIGHT - _AXIS_LEFT), 1)
 
     def ticks(self) -> tuple[Tick, ...]:
-        moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
+        moments = [0, *(sign * tick * _NS_PER_MS for tick in _TICKS_MS for sign in (1, -1))]
         candidates = [
             Tick(self.x(at), _format_tick(at))
             for at in moments
@@ -196,7 +198,7 @@ class _Scale:
 
 def _to_log_scale(at_ns: int) -> float:
     # 1 + x: linear near the origin and 0 there; the sign mirrors the scale for times before it
-    return math.copysign(math.log10(1 + abs(at_ns) / _MS), at_ns)
+    return math.copysign(math.log10(1 + abs(at_ns) / _NS_PER_MS), at_ns)
 
 
 def _format_tick(at_ns: int) -> str:
@@ -215,14 +217,14 @@ def _get_bounds(event: Event) -> tuple[int, int]:
 def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> Lane:
     failure = event.failure
     who = f"rank {failure.rank}" if failure.rank is not None else "agent"
-    node = _shorten(short.get(failure.node, failure.node), _LABEL - 1 - len(who))
+    node = _shorten(short.get(failure.node, failure.node), _MAX_LABEL_CHARACTERS - 1 - len(who))
     # a rank that hung failed before the origin; the time of its end isn't the time of the fault
     is_open = event.state is State.ROOT and not event.from_root
     low, high = _get_bounds(event)
-    left = _LEFT if is_open else scale.x(low)
+    left = _AXIS_LEFT if is_open else scale.x(low)
     width = round(scale.x(high) - left, 1)
     return Lane(
-        y=_TOP + (index + 0.5) * _LANE_HEIGHT,
+        y=_TOP_MARGIN + (index + 0.5) * _LANE_HEIGHT,
         label=f"{node} {who}".strip(),
         name=f"{failure.node} {who}".strip(),
         state=event.state,
@@ -248,12 +250,12 @@ def _shorten(name: str, room: int) -> str:
 
 # --- the map of nodes -----------------------------------------------------------------------------
 
-_FROM = 17
+_MIN_MAP_NODES = 17
 """Fewer nodes have no map: the table of their ranks fits on the page."""
 _MAP_WIDTH = 760
-_SIZES = (14, 9, 6)
+_CELL_WIDTHS = (14, 9, 6)
 """Widths of a cell; a smaller one where the map would have too many rows."""
-_ROWS = 24
+_MAX_MAP_ROWS = 24
 _ORDER = (
     *(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED),
     *(State.VICTIM, State.STOPPED, State.FINISHED),
@@ -286,9 +288,12 @@ class NodeMap:
 def node_map(cascade: Cascade) -> NodeMap | None:
     """Return one cell for each node, with the worst state of its ranks; None for few nodes."""
     nodes = cascade.nodes
-    if len(nodes) < _FROM:
+    if len(nodes) < _MIN_MAP_NODES:
         return None
-    size = next((size for size in _SIZES if len(nodes) * size / _MAP_WIDTH <= _ROWS), _SIZES[-1])
+    size = next(
+        (size for size in _CELL_WIDTHS if len(nodes) * size / _MAP_WIDTH <= _MAX_MAP_ROWS),
+        _CELL_WIDTHS[-1],
+    )
     # one unit less than the cell: the gap between neighbors
     columns, side = _MAP_WIDTH // size, size - 1
     worst = _worst_states(cascade)

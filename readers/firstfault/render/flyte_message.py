@@ -12,13 +12,13 @@ from firstfault.report.formatting import shorten_list
 from firstfault.report.parts.sections import Section, Sections, build_sections
 from firstfault.utils.text import elide, one_line, printable
 
-_MESSAGE = 16_000
+_MAX_MESSAGE_CHARACTERS = 16_000
 """Characters; Flyte keeps the first and last 50 KB of a text."""
-_SENTENCES = 8
-_FRAMES = 12
-_FRAME = 200
-_COMMAND = 2_000
-_LEAST = 200
+_MAX_SENTENCES = 8
+_MAX_FRAMES = 12
+_MAX_FRAME_CHARACTERS = 200
+_MAX_COMMAND_CHARACTERS = 2_000
+_MIN_QUOTE_CHARACTERS = 200
 """Minimum number of characters for a quoted text."""
 
 
@@ -36,7 +36,7 @@ def flyte_message(report: Report) -> str:
     tail = ["", *_message_end(parts), "", line]
     # facts come first: quoted texts share what they leave, the stack and the log a third each at
     # most, the message the rest
-    room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
+    room = _MAX_MESSAGE_CHARACTERS - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
     stack = "\n".join(
         shorten_list(parts.stack.lines, plain_lines.MAX_STACK_LINES, "... {} more lines")
     )
@@ -45,19 +45,24 @@ def flyte_message(report: Report) -> str:
         (parts.log.title, "\n".join(parts.log.lines[-plain_lines.MAX_LOG_LINES :])),
     )
     blocks = [
-        _message_block(f"{title}:", text, max(room // 3, _LEAST)) for title, text in quoted if text
+        _message_block(f"{title}:", text, max(room // 3, _MIN_QUOTE_CHARACTERS))
+        for title, text in quoted
+        if text
     ]
     room -= sum(len(block) + 2 for block in blocks)
     if parts.message.lines:
         blocks.insert(
-            0, _message_block(f"{parts.message.title}:", parts.message.text, max(room, _LEAST))
+            0,
+            _message_block(
+                f"{parts.message.title}:", parts.message.text, max(room, _MIN_QUOTE_CHARACTERS)
+            ),
         )
-    apart = itertools.chain.from_iterable(("", block) for block in blocks)
-    text = "\n".join([*facts, *apart, *details, *tail])
-    if len(text) <= _MESSAGE:
+    separated = itertools.chain.from_iterable(("", block) for block in blocks)
+    text = "\n".join([*facts, *separated, *details, *tail])
+    if len(text) <= _MAX_MESSAGE_CHARACTERS:
         return text
     # many long facts may still exceed the limit; 50 characters are for the line in the middle
-    half = _MESSAGE // 2 - 50
+    half = _MAX_MESSAGE_CHARACTERS // 2 - 50
     # whole lines of both ends
     head, end = (
         text[:half].rpartition("\n")[0],
@@ -72,7 +77,7 @@ def _message_facts(facts: Iterable[Fact]) -> Iterator[str]:
         shown = list(of_name)
         yield from map(
             _ascii_row,
-            shorten_list([fact.line for fact in shown], _SENTENCES, f"{name}: and {{}} more"),
+            shorten_list([fact.line for fact in shown], _MAX_SENTENCES, f"{name}: and {{}} more"),
         )
         yield from (f"  {_ascii_row(line)}" for fact in shown for line in fact.lines)
 
@@ -80,19 +85,21 @@ def _message_facts(facts: Iterable[Fact]) -> Iterator[str]:
 def _message_code(code: Section) -> Iterator[str]:
     if code.lines:
         yield from ("", f"{code.title}:")
-    if len(code.lines) > _FRAMES:
-        yield f"  ... {len(code.lines) - _FRAMES} more frames"
-    yield from (f"  {_ascii_row(line, _FRAME)}" for line in code.lines[-_FRAMES:])
+    if len(code.lines) > _MAX_FRAMES:
+        yield f"  ... {len(code.lines) - _MAX_FRAMES} more frames"
+    yield from (
+        f"  {_ascii_row(line, _MAX_FRAME_CHARACTERS)}" for line in code.lines[-_MAX_FRAMES:]
+    )
 
 
 def _message_end(parts: Sections) -> Iterator[str]:
     """Yield the end of the message, which Flyte keeps: the evidence, and commands to copy."""
     reasons = [f"Why: {line}" for line in parts.evidence.lines]
-    yield from map(_ascii_row, shorten_list(reasons, _SENTENCES, "Why: and {} more"))
+    yield from map(_ascii_row, shorten_list(reasons, _MAX_SENTENCES, "Why: and {} more"))
     if parts.commands.lines:
         yield from ("", f"{parts.commands.title}:")
         yield from (
-            one_line(plain_lines.encodable(command, "ascii"), _COMMAND)
+            one_line(plain_lines.encodable(command, "ascii"), _MAX_COMMAND_CHARACTERS)
             for command in parts.commands.lines
         )
 

@@ -46,15 +46,15 @@ def fold(text: str, width: int) -> list[str]:
         return [row.plain for row in Text(text).wrap(_make_console(), width, overflow="fold")]
     starts = [0]
     used = 0
-    for found in _WORD.finditer(text):
-        word = found[0]
+    for match in _WORD.finditer(text):
+        word = match[0]
         needed = len(word.rstrip())
         if needed <= width - used:
             used += len(word)
             continue
-        cuts = [found.start()] if needed <= width else range(found.start(), found.end(), width)
+        cuts = [match.start()] if needed <= width else range(match.start(), match.end(), width)
         starts += [cut for cut in cuts if cut]
-        used = found.end() - cuts[-1]
+        used = match.end() - cuts[-1]
     return [text[begin:end] for begin, end in pairwise([*starts, len(text)])]
 
 

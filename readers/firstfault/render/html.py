@@ -47,27 +47,27 @@ from firstfault.utils.text import elide, printable
 if TYPE_CHECKING:
     import jinja2
 
-PAGE_SIZE = 100
+RANKS_PER_PAGE = 100
 """Ranks on one page of the grid."""
-_ROWS = 50
+_TABLE_PAGE_ROWS = 50
 """Groups, events and documents on one page of their table."""
-_EXAMPLES = 8
+_MAX_QUOTED_GROUPS = 8
 """Maximum number of groups with a quoted first failure."""
-_OTHERS = 16
+_MAX_OTHER_PROCESSES = 16
 """Maximum number of processes with a stack, or with a log."""
-_TEXT = 64_000
+_MAX_TEXT_CHARACTERS = 64_000
 """Characters of the root cause's message and dump."""
-_QUOTE = 16_000
+_MAX_QUOTE_CHARACTERS = 16_000
 """Characters of any other quoted text."""
-_LOG_LINES = 200
-_RANKS = 120
+_MAX_LOG_LINES = 200
+_MAX_RANKS_CHARACTERS = 120
 """Characters of an error's ranks in the table."""
-_LINE = 300
+_MAX_LINE_BYTES = 300
 """Bytes of one line in the script's data, with escapes; fewer if there are many lines."""
-_SHORTEST_LINE = 48
-_LINES = 2_000_000
+_MIN_LINE_BYTES = 48
+_MAX_ALL_LINES_BYTES = 2_000_000
 """Bytes of all lines together in the script's data."""
-_JSON_TEXT = 200_000
+_MAX_JSON_TEXT_CHARACTERS = 200_000
 """Characters of each message in the page's copy of the JSON."""
 # without user, query and fragment: both texts come from documents and end up in a link
 _WEB = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[\w.~@+-]+)+")
@@ -148,7 +148,7 @@ def _build_environment() -> jinja2.Environment:
     environment.filters.update(
         runs=group_frames_by_library, source_lines=source_lines, traceback=format_exception
     )
-    environment.filters["quoted"] = partial(elide, limit=_QUOTE)
+    environment.filters["quoted"] = partial(elide, limit=_MAX_QUOTE_CHARACTERS)
     environment.filters["shown_time"] = lambda time_ns: (
         format_time(time_ns) if time_ns is not None else ""
     )
@@ -167,7 +167,10 @@ def _build_context(report: Report) -> dict[str, Any]:
     where = report.answers.where.replace(name, pod) if name else report.answers.where
     raised = verdict.root.exception if verdict.root is not None else None
     # the grid opens at the page with the rank to look at, which in a large job isn't the first page
-    groups, first = cascade.groups[:_ROWS], _find_first_rank(cascade) // PAGE_SIZE * PAGE_SIZE
+    groups, first = (
+        cascade.groups[:_TABLE_PAGE_ROWS],
+        _find_first_rank(cascade) // RANKS_PER_PAGE * RANKS_PER_PAGE,
+    )
     documents = _list_documents(report)
     numbered = {document.ref.name: document for document in documents}
     problems = {State.ROOT: 0, State.SUSPECT: 1, State.UNREPORTED: 2, None: 3, State.FINISHED: 4}
@@ -181,11 +184,11 @@ def _build_context(report: Report) -> dict[str, Any]:
         "where": where,
         "full_name": name if where != report.answers.where else "",
         "attempts": list(zip(report.attempts, ("", *report.changes), strict=False)),
-        "history": recovered_lines(report.job, _ROWS),
+        "history": recovered_lines(report.job, _TABLE_PAGE_ROWS),
         "links": list_causes_first(raised) if raised is not None else [],
         "open_at": _open_at(raised) if raised is not None else None,
         "address": partial(_build_address, report.identity),
-        "message": elide(message_text(verdict), _TEXT),
+        "message": elide(message_text(verdict), _MAX_TEXT_CHARACTERS),
         "stacks": _list_stacks(report),
         "dumps": _list_dumps(verdict.root),
         "logs": _list_logs(report),
@@ -195,24 +198,28 @@ def _build_context(report: Report) -> dict[str, Any]:
             node.name for node in cascade.nodes if node.state is State.ROOT and node.name
         ],
         "map": node_map(cascade),
-        "page_size": PAGE_SIZE,
-        "ranks_width": _RANKS,
-        "first_ranks": cascade.ranks[first : first + PAGE_SIZE],
+        "page_size": RANKS_PER_PAGE,
+        "ranks_width": _MAX_RANKS_CHARACTERS,
+        "first_ranks": cascade.ranks[first : first + RANKS_PER_PAGE],
         "rows": _list_first_rows(cascade, first),
         "short": lambda name: short.get(name, name),
         "line": build_timeline(cascade),
-        "events": cascade.events[:_ROWS],
+        "events": cascade.events[:_TABLE_PAGE_ROWS],
         "groups": groups,
-        "shortened": [group for group in groups if len(format_ranks(group.ranks)) > _RANKS],
-        "examples": list(itertools.islice(_iter_examples(cascade), _EXAMPLES)),
+        "shortened": [
+            group for group in groups if len(format_ranks(group.ranks)) > _MAX_RANKS_CHARACTERS
+        ],
+        "examples": list(itertools.islice(_iter_examples(cascade), _MAX_QUOTED_GROUPS)),
         "evidence": [
             (why, [numbered[name] for name in names if name in numbered])
             for why, names in verdict.reasons
         ],
-        "nodes": sorted(cascade.nodes, key=lambda node: problems.get(node.state, 3))[:_ROWS],
+        "nodes": sorted(cascade.nodes, key=lambda node: problems.get(node.state, 3))[
+            :_TABLE_PAGE_ROWS
+        ],
         "documents": documents,
         "markdown": markdown(report),
-        "json": _in_script(json_report(report, _JSON_TEXT)),
+        "json": _in_script(json_report(report, _MAX_JSON_TEXT_CHARACTERS)),
         "data": _in_script(
             json.dumps(_build_data(cascade, short), ensure_ascii=False, separators=(",", ":"))
         ),
@@ -242,7 +249,7 @@ def _list_first_rows(
     """Return the ranks of the initial page by node: (the node, its name, its ranks)."""
     nodes = {node.name: node for node in cascade.nodes}
     by_node: dict[str, list[RankState]] = defaultdict(list)
-    for item in cascade.ranks[first : first + PAGE_SIZE]:
+    for item in cascade.ranks[first : first + RANKS_PER_PAGE]:
         by_node[item.node].append(item)
     return [(nodes.get(name), name, ranks) for name, ranks in by_node.items()]
 
@@ -258,13 +265,17 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
     names = list(dict.fromkeys([*nodes, *(item.node for item in cascade.ranks)]))
     place = {name: number for number, name in enumerate(names)}
     lines = {group.number: group.line for group in cascade.groups}
-    # ranks share `_LINES` only where their line differs from their group's; a group has two texts
+    # ranks share `_MAX_ALL_LINES_BYTES` only where their line differs from their group's; a group
+    # has two texts
     own = sum(item.line != lines.get(item.group or 0) for item in cascade.ranks)
-    room = min(_LINE, max(_SHORTEST_LINE, _LINES // max(own + 2 * len(cascade.groups), 1)))
+    room = min(
+        _MAX_LINE_BYTES,
+        max(_MIN_LINE_BYTES, _MAX_ALL_LINES_BYTES // max(own + 2 * len(cascade.groups), 1)),
+    )
     return {
-        "size": PAGE_SIZE,
+        "size": RANKS_PER_PAGE,
         "foremost": _find_first_rank(cascade),
-        "rows": _ROWS,
+        "rows": _TABLE_PAGE_ROWS,
         "states": [[state.slug, state.value] for state in State],
         "nodes": [
             [printable(name), printable(short.get(name, name)), *nodes.get(name, [])]
@@ -277,7 +288,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 _shorten(group.what, room),
                 _shorten(group.line, room),
                 group.count,
-                format_ranks(group.ranks, _RANKS),
+                format_ranks(group.ranks, _MAX_RANKS_CHARACTERS),
                 group.first.delay if group.first is not None else "",
             ]
             for group in cascade.groups
@@ -351,7 +362,10 @@ def _iter_examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
                 else failure.message
             )
             if text.strip():
-                yield group.number, _Quoted(name_process(failure), elide(text.strip(), _QUOTE))
+                yield (
+                    group.number,
+                    _Quoted(name_process(failure), elide(text.strip(), _MAX_QUOTE_CHARACTERS)),
+                )
 
 
 def _in_order(report: Report) -> list[WorkerError]:
@@ -378,29 +392,34 @@ def _list_stacks(report: Report) -> list[_Quoted]:
             is_root = is_own and failure is report.verdict.root
             dumps[key] = _Quoted(
                 name,
-                elide(format_stack_dump(dump.text).strip(), _QUOTE),
+                elide(format_stack_dump(dump.text).strip(), _MAX_QUOTE_CHARACTERS),
                 note,
                 is_root,
             )
-        if len(dumps) >= _OTHERS:
+        if len(dumps) >= _MAX_OTHER_PROCESSES:
             break
-    return list(dumps.values())[:_OTHERS]
+    return list(dumps.values())[:_MAX_OTHER_PROCESSES]
 
 
 def _list_dumps(root: WorkerError | None) -> list[_Quoted]:
     """Return the root cause's dump with all threads and frames."""
     own = [dump for dump in root.stack_dumps if dump.rank == root.rank] if root is not None else []
-    return [_Quoted(f"rank {dump.rank}", elide(dump.text.strip(), _TEXT)) for dump in own[:1]]
+    return [
+        _Quoted(f"rank {dump.rank}", elide(dump.text.strip(), _MAX_TEXT_CHARACTERS))
+        for dump in own[:1]
+    ]
 
 
 def _list_logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
-    logs = ((failure, "\n".join(log_lines(failure)[-_LOG_LINES:])) for failure in _in_order(report))
+    logs = (
+        (failure, "\n".join(log_lines(failure)[-_MAX_LOG_LINES:])) for failure in _in_order(report)
+    )
     quoted = (
         _Quoted(name_process(failure), log, is_root=failure is root) for failure, log in logs if log
     )
-    return list(itertools.islice(quoted, _OTHERS))
+    return list(itertools.islice(quoted, _MAX_OTHER_PROCESSES))
 
 
 def _list_documents(report: Report) -> tuple[_Document, ...]:
@@ -416,7 +435,7 @@ def _list_documents(report: Report) -> tuple[_Document, ...]:
             reasons.setdefault(name, number)
     names = list(dict.fromkeys([*(name for name in reasons if name in by_name), *by_name]))
     # a document that a sentence of the evidence links to is always on the page
-    shown = enumerate(names[: max(_ROWS, len(reasons))], 1)
+    shown = enumerate(names[: max(_TABLE_PAGE_ROWS, len(reasons))], 1)
     return tuple(
         _Document(number, *by_name[name], reason=reasons.get(name, 0)) for number, name in shown
     )

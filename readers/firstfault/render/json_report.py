@@ -20,8 +20,8 @@ from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
 
 _MISSING = "not found"
-_JSON_FRAMES = 50
-_JSON_LINES = 200
+_MAX_FRAMES = 50
+_MAX_LOG_LINES = 200
 _TEXTS = {"file", "function", "group"}
 """Fields that are never null."""
 
@@ -141,10 +141,10 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
                 "context_line": frame.context_line or None,
                 "marked": frame.marked if frame.marked[1] else None,
             }
-            for frame in frames[-_JSON_FRAMES:]
+            for frame in frames[-_MAX_FRAMES:]
         ],
-        "stack": stack_lines(root)[:_JSON_LINES],
-        "log": log_lines(root)[-_JSON_LINES:],
+        "stack": stack_lines(root)[:_MAX_LOG_LINES],
+        "log": log_lines(root)[-_MAX_LOG_LINES:],
         "exit_code": root.exit_code,
         "signal": root.signal or None,
         **place,

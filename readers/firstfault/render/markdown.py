@@ -13,14 +13,14 @@ from firstfault.report.formatting import format_ranks, shorten_list
 from firstfault.report.parts.sections import Section, Sections, build_sections
 from firstfault.utils.text import counted, elide, printable
 
-_TEXT = 20_000
-_QUOTED = 40
+_MAX_TEXT_CHARACTERS = 20_000
+_MAX_QUOTED_LINES = 40
 """Lines of a stack or a log."""
 HOME_FOLDER = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
 """A home folder; its name may be a person's."""
-_CELL = 160
+_MAX_CELL_CHARACTERS = 160
 """Characters of a table's cell."""
-_LINE = 500
+_MAX_LINE_CHARACTERS = 500
 _ESCAPED = str.maketrans(
     {
         **{character: f"\\{character}" for character in "\\`*_{}[]<>()|!~&"},
@@ -53,11 +53,11 @@ def _markdown_lines(report: Report) -> Iterator[str]:
     if job := report.identity.parts(report.engine):
         yield from ("", escape(", ".join(job)))
     yield from _format_list(parts.changes, parts.changes.lines)
-    stack = "\n".join(parts.stack.lines[:_QUOTED])
-    log = "\n".join(parts.log.lines[-_QUOTED:])
+    stack = "\n".join(parts.stack.lines[:_MAX_QUOTED_LINES])
+    log = "\n".join(parts.log.lines[-_MAX_QUOTED_LINES:])
     quoted = (
         (parts.stack, stack),
-        (parts.message, elide(parts.message.text, _TEXT)),
+        (parts.message, elide(parts.message.text, _MAX_TEXT_CHARACTERS)),
         (parts.log, log),
     )
     for part, text in quoted:
@@ -106,7 +106,8 @@ def _markdown_groups(report: Report) -> Iterator[str]:
         # the text is cut before it is escaped: a cut inside of an escape would leave a lone
         # backslash
         ranks = format_ranks(group.ranks, 60) or escape(group.who())
-        yield f"| {group.label} | {group.count} | {ranks} | {escape(group.description[:_CELL])} |"
+        what = escape(group.description[:_MAX_CELL_CHARACTERS])
+        yield f"| {group.label} | {group.count} | {ranks} | {what} |"
     if len(groups) > MAX_GROUPS:
         yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"
 
@@ -128,4 +129,4 @@ def format_code_block(text: str, language: str = "text") -> Iterator[str]:
 def escape(text: str) -> str:
     """Return one line in which nothing is Markdown or HTML."""
     # split: a line break would end the list item or the row of the table
-    return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)
+    return " ".join(elide(printable(text), _MAX_LINE_CHARACTERS).split()).translate(_ESCAPED)

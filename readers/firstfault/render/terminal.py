@@ -25,10 +25,10 @@ from firstfault.utils.text import elide, one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-_ROWS = 23
+_SCREEN_ROWS = 23
 """Rows of one screen, without the shell's prompt."""
-_COLUMNS = 80
-"""The width for which `_ROWS` counts; a report on a narrower terminal may have more rows."""
+_SCREEN_COLUMNS = 80
+"""The width for which `_SCREEN_ROWS` counts; a report on a narrower terminal may have more rows."""
 _PLAIN_COLUMNS = 80
 """Columns of a report in a pipe or a file."""
 _ALL = {
@@ -65,13 +65,13 @@ _STEPS = (
 )
 """Steps that shorten the report until it fits one screen; the least important lines go first."""
 _COUNTED = "and {} more (-v)"
-_LOG_LINES = 3
+_MAX_LOG_LINES = 3
 """Last lines of the log on one screen, if the process raised nothing."""
-_RANKS = 40
+_MAX_RANKS_CHARACTERS = 40
 """Characters."""
-_TEXT_LINES = 400
+_MAX_TEXT_LINES = 400
 """Maximum number of lines of a quoted text."""
-_TEXT_LINE = 2_000
+_MAX_LINE_CHARACTERS = 2_000
 """Maximum number of characters of such a line."""
 _TO_SEE_ALL = "redirect the output to a file to see all"
 _SHOW = "firstfault show "
@@ -80,11 +80,11 @@ _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
 _BRIEF_FACTS = ("Host", "Exit code", "Time")
 """Facts that one screen has."""
-_LABEL = 9
+_LABEL_COLUMNS = 9
 """Columns of the labels."""
-_NARROW = 50
+_NARROW_COLUMNS = 50
 """On fewer columns a label is above its value instead of in front of it."""
-_WIDTH = 80
+_MIN_CUT_COLUMNS = 80
 """Lines that must fit one screen are cut for at least this many columns."""
 
 
@@ -128,7 +128,7 @@ def _layout(
         _print_all(printer, report, parts)
         return printer
     # half the width folds a report into about twice the rows
-    room = _ROWS * _COLUMNS // min(printer.width, _COLUMNS)
+    room = _SCREEN_ROWS * _SCREEN_COLUMNS // min(printer.width, _SCREEN_COLUMNS)
     _print_screen(printer, report, parts, _ALL)
     # Lay out the whole report after each step: how many rows a line takes is known only after it is
     # folded.
@@ -206,7 +206,7 @@ def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) 
         ]
         printer.labeled("Code", [printer.short(line) for line in lines])
     elif root is not None and root.exception is None and limit:
-        printer.labeled("Log", [printer.short(line) for line in parts.log.lines[-_LOG_LINES:]])
+        printer.labeled("Log", [printer.short(line) for line in parts.log.lines[-_MAX_LOG_LINES:]])
 
 
 def _print_groups(
@@ -219,7 +219,7 @@ def _print_groups(
     """Print a table of the groups: state, ranks, and what happened;
     the cause itself is printed at the top.
     """
-    names = [group.who(0 if whole else _RANKS) for group in groups]
+    names = [group.who(0 if whole else _MAX_RANKS_CHARACTERS) for group in groups]
     state_width = max((len(group.label) for group in groups), default=0)
     name_width = max(map(len, names), default=0)
     lines = []
@@ -316,10 +316,10 @@ def _print_stacks(printer: _Printer, failure: WorkerError, title: str) -> None:
 
 def _shorten(lines: Sequence[str]) -> list[str]:
     """Return the head and the tail of a text, and how many lines aren't shown."""
-    half = _TEXT_LINES // 2
+    half = _MAX_TEXT_LINES // 2
     left = len(lines) - 2 * half
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
-    shortened = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
+    shortened = [elide(line, _MAX_LINE_CHARACTERS).replace("\n", " ") for line in shown]
     return shortened if left <= 1 and shortened == list(lines) else [*shortened, f"({_TO_SEE_ALL})"]
 
 
@@ -353,7 +353,7 @@ class _Printer:
         """Whether quoted texts are printed whole and unfolded, because a file has room for them."""
         self.width = width
         self.rows: list[_Row] = []
-        self._hang = _LABEL if self.width >= _NARROW else 2
+        self._hang = _LABEL_COLUMNS if self.width >= _NARROW_COLUMNS else 2
 
     def gap(self) -> None:
         """Add an empty row."""
@@ -402,14 +402,14 @@ class _Printer:
             value = self.short(text, self._max_rows) if self._max_rows else text
             if index:
                 self._rows(hang, hang, value, style)
-            elif self.width >= _NARROW:
-                self._rows(label.ljust(_LABEL), hang, value, style, head_style="bold")
+            elif self.width >= _NARROW_COLUMNS:
+                self._rows(label.ljust(_LABEL_COLUMNS), hang, value, style, head_style="bold")
             else:
                 self._rows("", hang, f"{label}: {value}", style)
 
     def short(self, text: str, rows: int = 1) -> str:
         """Return a text cut to this many rows of a wide terminal next to a label."""
-        return one_line(text, rows * (max(self.width, _WIDTH) - _LABEL))
+        return one_line(text, rows * (max(self.width, _MIN_CUT_COLUMNS) - _LABEL_COLUMNS))
 
     def under_label(self, text: str) -> None:
         """Add a line below the values of a label."""

@@ -37,7 +37,7 @@ from firstfault.report.unknowns import list_unknowns
 from firstfault.strategies.registry import DEFAULT_STRATEGY
 from firstfault.utils.text import one_line
 
-_LINE = 200
+_MAX_LINE_CHARACTERS = 200
 _ENDED_FROM_OUTSIDE = "ended from outside"
 """Printed instead of a category if a log can't distinguish a preemption from a time limit, a drain
 and an abort.
@@ -186,7 +186,7 @@ def _describe_fault(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return verdict.headline
     name, text = split_fault(verdict)
-    text = one_line(text, _LINE)
+    text = one_line(text, _MAX_LINE_CHARACTERS)
     if verdict.category == "hang" and len(verdict.ranks) == 1 and text.startswith("it was"):
         text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1)
     return f"{name}: {text}" if text else name

@@ -10,7 +10,7 @@ from firstfault.model.failure import FROM_OUTSIDE
 from firstfault.report.cascade import Cascade
 from firstfault.report.engine_words import EngineWords
 
-_AT_ONCE_NS = 10_000_000_000
+_MAX_TERMINATION_SPREAD_NS = 10_000_000_000
 """Kubernetes terminates the pods of a deleted job within seconds; their clocks may differ too."""
 
 
@@ -83,7 +83,11 @@ def count_terminated_nodes(job: JobErrors) -> TerminatedNodes:
     times = [item.timestamp_ns for item in agents]
     known = [time for time in times if time is not None]
     # an agent without a time may be the late one: every time must be known
-    at_once = bool(known) and len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS
+    at_once = (
+        bool(known)
+        and len(known) == len(times)
+        and max(known) - min(known) <= _MAX_TERMINATION_SPREAD_NS
+    )
     return TerminatedNodes(
         len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once
     )

@@ -32,7 +32,7 @@ from firstfault.report.job_identity import JobIdentity, identify_job
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
 
-_MAX_RANKS_LENGTH = 40
+_MAX_RANKS_CHARACTERS = 40
 """Characters of a list of ranks."""
 
 
@@ -248,8 +248,8 @@ def _list_changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str
         yield f"{'a different fault: ' if is_known else ''}{other.category} after {one.category}"
     if one.ranks and other.ranks:
         noun = "rank" if len(other.ranks) == 1 else "ranks"
-        old_ranks = format_ranks(one.ranks, _MAX_RANKS_LENGTH)
-        new_ranks = format_ranks(other.ranks, _MAX_RANKS_LENGTH)
+        old_ranks = format_ranks(one.ranks, _MAX_RANKS_CHARACTERS)
+        new_ranks = format_ranks(other.ranks, _MAX_RANKS_CHARACTERS)
         moved = f"on {noun} {new_ranks} after {old_ranks}"
         yield f"on the same {noun}" if one.ranks == other.ranks else moved
     if one.root is None or other.root is None:

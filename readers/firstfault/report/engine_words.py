@@ -12,7 +12,7 @@ from firstfault.report.formatting import shorten_list
 
 _POD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """A name that Kubernetes accepts, and that needs no quotes in a shell."""
-_CITED = 3
+_MAX_CITED_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,12 @@ class EngineWords:
         """
         shown = list(names)
         more = "and more" if limit and len(shown) >= limit else "and {} more"
-        found = (
-            ", ".join(shorten_list(list(dict.fromkeys(shown)), _CITED, more)) if self.cites else ""
+        cited_lines = (
+            ", ".join(shorten_list(list(dict.fromkeys(shown)), _MAX_CITED_LINES, more))
+            if self.cites
+            else ""
         )
-        return f"{text} [{found}]" if found else text
+        return f"{text} [{cited_lines}]" if cited_lines else text
 
     def kubectl(self, command: str, name: str, namespace: str = "") -> str:
         """Return a shell command with the name in place of `{}`;

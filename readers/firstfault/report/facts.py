@@ -49,12 +49,12 @@ def list_facts(case: Case) -> Iterator[Fact]:
     when = write_time(verdict.timestamp_ns) if verdict.timestamp_ns is not None else ""
     when += ", when the hang began (computed)" if has_computed_time(verdict) else ""
     if root is None:
-        found = (
+        named_values = (
             (engine.node.capitalize(), verdict.node),
             ("Machine", find_machine(case.job, verdict)),
             ("Time", when),
         )
-        yield from (Fact(name, value) for name, value in found if value)
+        yield from (Fact(name, value) for name, value in named_values if value)
         return
     yield from _place_facts(root, engine)
     if engine.cites and root.documents:
@@ -147,33 +147,37 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
 
 
 def _list_memory_facts(root: WorkerError) -> Iterator[str]:
-    found = root.resources
-    limit = f" of {size(found.memory_limit_bytes)}" if found.memory_limit_bytes is not None else ""
-    if found.memory_peak_bytes is not None:
-        yield f"peak {size(found.memory_peak_bytes)}{limit}"
-    if found.memory_used_bytes is not None:
-        yield f"in use {size(found.memory_used_bytes)}" + (
-            "" if found.memory_peak_bytes is not None else limit
+    resources = root.resources
+    limit = (
+        f" of {size(resources.memory_limit_bytes)}"
+        if resources.memory_limit_bytes is not None
+        else ""
+    )
+    if resources.memory_peak_bytes is not None:
+        yield f"peak {size(resources.memory_peak_bytes)}{limit}"
+    if resources.memory_used_bytes is not None:
+        yield f"in use {size(resources.memory_used_bytes)}" + (
+            "" if resources.memory_peak_bytes is not None else limit
         )
-    elif found.memory_peak_bytes is None and limit:
-        yield f"limit {size(found.memory_limit_bytes or 0)}"
-    if found.oom_kill is not None:
+    elif resources.memory_peak_bytes is None and limit:
+        yield f"limit {size(resources.memory_limit_bytes or 0)}"
+    if resources.oom_kill is not None:
         yield (
-            f"{counted(found.oom_kill, 'OOM kill')} counted"
-            if found.oom_kill
+            f"{counted(resources.oom_kill, 'OOM kill')} counted"
+            if resources.oom_kill
             else "no OOM kill counted"
         )
 
 
 def list_raw_facts(verdict: Verdict) -> Iterator[Fact]:
     """Yield rarely needed values: process ids, exact times, digests."""
-    found = [("Time", format_timestamp(verdict.timestamp_ns))]
+    named_values = [("Time", format_timestamp(verdict.timestamp_ns))]
     if (root := verdict.root) is not None:
-        found += [("PID", str(root.place.pid or "")), ("Address", root.place.ip)]
-        found += [("Boot ID", root.boot_id), ("Round", str(root.place.round))]
-    found += [
+        named_values += [("PID", str(root.place.pid or "")), ("Address", root.place.ip)]
+        named_values += [("Boot ID", root.boot_id), ("Round", str(root.place.round))]
+    named_values += [
         ("Fingerprint", verdict.fingerprint),
         ("Rule", verdict.rule),
         ("Documents", str(verdict.document_count)),
     ]
-    yield from (Fact(name, value) for name, value in found if value)
+    yield from (Fact(name, value) for name, value in named_values if value)

@@ -11,11 +11,11 @@ from firstfault.wire.json_schemas import format_timestamp
 
 MAX_LISTED_ITEMS = 5
 """Suspects, threads or collectives that a report lists one by one."""
-TENTH = 10
+BOUNDS_PRECISION_FACTOR = 10
 """Bounds narrower than a tenth of a time are as good as one number."""
-_ASSUMED_NS = 30_000_000_000
+_MIN_ASSUMED_INEXACTNESS_NS = 30_000_000_000
 """No measurement is so inexact: the failed process left no time of its own."""
-_SMALLEST_NS = 1_000
+_MIN_SHOWN_NS = 1_000
 """Shorter times count as none."""
 
 
@@ -85,7 +85,7 @@ def format_log_time(nanoseconds: int) -> str:
 def later_text(bounds: Interval) -> str:
     """Return bounds of a time difference, nanoseconds, in words."""
     low, high = bounds.low, bounds.high
-    if (high - low) * TENTH <= abs(low + high) // 2:
+    if (high - low) * BOUNDS_PRECISION_FACTOR <= abs(low + high) // 2:
         return format_shift((low + high) // 2)
     if low >= 0:
         return f"{format_delay(low, high)} later"
@@ -98,7 +98,7 @@ def format_delay(low: int, high: int) -> str:
     """Return the bounds of a delay: "8.0 ms to 260 ms", or "at least 8.0 ms" if the upper one is
     only an assumption.
     """
-    if low > 0 and high - low >= _ASSUMED_NS:
+    if low > 0 and high - low >= _MIN_ASSUMED_INEXACTNESS_NS:
         return f"at least {duration(low, is_rounded_down=True)}"
     return format_range(low, high)
 
@@ -106,7 +106,7 @@ def format_delay(low: int, high: int) -> str:
 def format_range(low: int, high: int) -> str:
     """Return "8.0 ms to 260 ms", "up to 250 ms", or one time if both are the same when rounded."""
     texts = dict.fromkeys((duration(low), duration(high)))
-    return f"up to {duration(high)}" if low < _SMALLEST_NS < high else " to ".join(texts)
+    return f"up to {duration(high)}" if low < _MIN_SHOWN_NS < high else " to ".join(texts)
 
 
 def format_signed(nanoseconds: int) -> str:

@@ -11,9 +11,9 @@ from firstfault.strategies.headlines import describe_failure
 from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault.utils.text import one_line, size
 
-_LINE = 200
-_LONG = 400
-_NEAR_THE_LIMIT = 0.9
+_MAX_LINE_CHARACTERS = 200
+_MAX_LONG_LINE_CHARACTERS = 400
+_NEAR_LIMIT_SHARE = 0.9
 # "Name (a, b), more": only a comma outside of parentheses ends the name
 _NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
 _LOST = "the agent died and "
@@ -30,7 +30,7 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
     if verdict.category == TEARDOWN:
         return headline, ""  # the process's end alone would be about the training
     begin, cut, _ = headline.rpartition("...")
-    whole = one_line(verdict.message, _LONG)
+    whole = one_line(verdict.message, _MAX_LONG_LINE_CHARACTERS)
     # a headline that ends in "..." was cut; the message begins with the same words and has the rest
     if cut and headline.endswith("...") and whole.startswith(begin):
         headline = whole  # before it was cut
@@ -72,30 +72,34 @@ def summarize_failure(failure: WorkerError) -> str:
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         signal = failure.signal or sent.signal
-        return one_line(f"{signal}: {sent.reason}" if signal else sent.reason, _LINE)
+        return one_line(f"{signal}: {sent.reason}" if signal else sent.reason, _MAX_LINE_CHARACTERS)
     what = find_message(failure).what
     text = describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
         # its text describes what it is
         what = text or failure.code
         text = ""
-    return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
+    return one_line(f"{what}: {text}" if text and text != what else what, _MAX_LINE_CHARACTERS)
 
 
-def _memory_text(found: Resources) -> str:
+def _memory_text(resources: Resources) -> str:
     """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
-    peak = found.memory_peak_bytes or found.memory_used_bytes
-    limit = found.memory_limit_bytes
+    peak = resources.memory_peak_bytes or resources.memory_used_bytes
+    limit = resources.memory_limit_bytes
     if peak is None or limit is None:
         return "out of memory"
     used = size(peak)
-    most = size(limit)
+    limit_size = size(limit)
     number, _, unit = used.partition(" ")
-    text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
+    text = (
+        f"{number} of {limit_size}"
+        if limit_size.endswith(f" {unit}")
+        else f"{used} of {limit_size}"
+    )
     # the OOM killer also acts if the whole machine is out of memory; then the process is far from
     # its own limit
     return (
         text
-        if peak >= _NEAR_THE_LIMIT * limit
+        if peak >= _NEAR_LIMIT_SHARE * limit
         else f"its machine had no memory left; it used {text}"
     )

@@ -14,11 +14,11 @@ from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import format_time, shorten_list
 from firstfault.utils.text import counted, duration, one_line
 
-_MS = 1_000_000
-_NS = 1_000_000_000
-_FIRST_NS = 1_577_836_800 * _NS
+_NS_PER_MS = 1_000_000
+_NS_PER_SECOND = 1_000_000_000
+_FIRST_NS = 1_577_836_800 * _NS_PER_SECOND
 """The year 2020: no job started before."""
-_LONGEST_NS = 4_102_444_800 * _NS
+_LONGEST_NS = 4_102_444_800 * _NS_PER_SECOND
 """The year 2100."""
 # git's object names: 40 digits of SHA-1, or 64 of SHA-256
 _MAX_END_CHARS = 60
@@ -76,7 +76,9 @@ class JobIdentity:
     @property
     def _after(self) -> str:
         return (
-            f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+            f"failed after {duration(int(self.seconds * _NS_PER_SECOND))}"
+            if self.seconds is not None
+            else ""
         )
 
     @property
@@ -87,7 +89,9 @@ class JobIdentity:
         calls, seconds = self.progress.collectives, self.progress.seconds
         if not calls:
             return ""
-        took = f" in {duration(int(seconds * _NS))}" if seconds >= 1 and calls > 1 else ""
+        took = (
+            f" in {duration(int(seconds * _NS_PER_SECOND))}" if seconds >= 1 and calls > 1 else ""
+        )
         return f"{calls:,} collective{'s' if calls > 1 else ''}{took}"
 
     def brief(self, engine: EngineWords) -> str:
@@ -152,7 +156,9 @@ def identify_job(case: Case) -> JobIdentity:
     # a clock that wasn't set yet, or a damaged entry, isn't a start
     longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
     started = [
-        start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest
+        start
+        for place in places
+        if _FIRST_NS < (start := place.incarnation * _NS_PER_MS) <= longest
     ]
     started_ns = min(started, default=None)
     took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
@@ -172,7 +178,7 @@ def identify_job(case: Case) -> JobIdentity:
         execution=parse_execution(case.uri) or "",
         image=first.image,
         started_ns=started_ns,
-        seconds=took_ns / _NS if took_ns >= 0 else None,
+        seconds=took_ns / _NS_PER_SECOND if took_ns >= 0 else None,
         progress=job.progress,
         ranks=size.ranks,
         nodes=size.nodes,

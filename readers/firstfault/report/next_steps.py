@@ -27,7 +27,7 @@ from firstfault.report.formatting import shorten_list
 from firstfault.strategies.headlines import NO_PROGRESS
 from firstfault.utils.text import one_line
 
-_LOGS = 4
+_MAX_LOG_COMMANDS = 4
 """Maximum number of nodes with a command for their logs, if the root cause is unknown."""
 _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories that the machine may cause."""
@@ -68,7 +68,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     )
     # the names come from documents, and people paste these commands into a shell: paths are quoted,
     # and `kubectl` refuses what isn't the name of a pod
-    for node in [node for node in nodes if node][:_LOGS]:
+    for node in [node for node in nodes if node][:_MAX_LOG_COMMANDS]:
         if node in case.logs:
             yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
         elif log := engine.kubectl("logs {}", node, namespace):
@@ -160,8 +160,8 @@ def _give_advice(case: Case, code: str) -> str:
             )
             return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    if found := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
-        return found
+    if special_advice := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
+        return special_advice
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
@@ -227,5 +227,6 @@ def _list_positions(job: JobErrors) -> list[str]:
         if where.kind is PositionKind.ELSEWHERE and where.frame
     ]
     return shorten_list(
-        [f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS
+        [f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)],
+        _MAX_LOG_COMMANDS,
     )

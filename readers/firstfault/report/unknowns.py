@@ -15,7 +15,7 @@ from firstfault.report.states import State
 from firstfault.strategies.hang_times import has_computed_time
 from firstfault.utils.text import counted
 
-_RANKS = 60
+_MAX_RANKS_CHARACTERS = 60
 """Characters."""
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
 """Signals that usually come from another process; a crash has others, such as SIGSEGV."""
@@ -40,13 +40,15 @@ def list_unknowns(case: Case) -> Iterator[str]:
     silent = [item for item in cascade.ranks if item.state is State.UNREPORTED]
     for reason in dict.fromkeys(item.line for item in silent):
         missing = [item.rank for item in silent if item.line == reason]
-        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {format_ranks(missing, _RANKS)}"
-        yield f"what happened to {ranks}: {reason}"
+        ranks = format_ranks(missing, _MAX_RANKS_CHARACTERS)
+        yield f"what happened to {'rank' if len(missing) == 1 else 'ranks'} {ranks}: {reason}"
     if verdict.scope is not Scope.UNDETERMINED:
         yield from _list_unknown_about_root(case)
     unknown = [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
     if engine.cites and unknown:
-        ranks = format_ranks(sorted(rank for rank in unknown if rank is not None), _RANKS)
+        ranks = format_ranks(
+            sorted(rank for rank in unknown if rank is not None), _MAX_RANKS_CHARACTERS
+        )
         which = f"rank {ranks} was" if len(unknown) == 1 else f"ranks {ranks} were"
         yield f"where {which} in the code: a log doesn't show it, firstfault in the job does"
     timed = [event for event in cascade.events if event.at_ns is not None]
@@ -127,18 +129,20 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
 
     From inside, an abort, a time limit, a drain and an eviction are the same signal.
     """
-    found = count_terminated_nodes(job)
-    if found.are_all:
-        when = " at once, as by an abort or a time limit" if found.at_once else ", but not at once"
-        return f"who ended the job: all {found.count} {engine.nodes} were terminated{when}"
-    if found.expected is None or found.expected == 1 or not found.count:
+    terminated = count_terminated_nodes(job)
+    if terminated.are_all:
+        when = (
+            " at once, as by an abort or a time limit"
+            if terminated.at_once
+            else ", but not at once"
+        )
+        return f"who ended the job: all {terminated.count} {engine.nodes} were terminated{when}"
+    if terminated.expected is None or terminated.expected == 1 or not terminated.count:
         return (
             "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
         )
-    one = (
-        f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'}"
-        " terminated"
-    )
+    were = "was" if terminated.count == 1 else "were"
+    one = f"{terminated.count} of {terminated.expected} {engine.nodes} {were} terminated"
     return (
         f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an"
         " abort"

@@ -84,6 +84,7 @@ def requeue(
         { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.model.job import Action  # noqa: PLC0415 - as below
     from firstfault.slurm import starts  # noqa: PLC0415 - `--help` needs none of it
     from firstfault.slurm.job import SlurmJob, find_job_id, read_job  # noqa: PLC0415 - as above
     from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - as above
@@ -110,7 +111,10 @@ def requeue(
             err=True,
         )
         return _UNDECIDED
-    plan = make_plan(job, judgments, starts.count_requeues(job, attempts, uri), max_requeues)
+    # a job that stops needs no count, and its storage no further requests
+    is_stopped = judgments[-1].decision.action is Action.STOP
+    count = 0 if is_stopped else starts.count_requeues(job, attempts, uri)
+    plan = make_plan(job, judgments, count, max_requeues)
     slurm_job = SlurmJob(job.id)
     exclude, problem = "", ""
     if exclude_bad_node and plan.bad_node and not plan.stop_reason:
@@ -150,7 +154,7 @@ def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
 
     # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or
     # of logs.
-    found: list[Judgment] = []
+    judgments: list[Judgment] = []
     for attempt in attempts:
         judgment = run_sync(read_sealed_judgment(attempt))
         # only the root cause's document proves that a machine is faulty
@@ -158,5 +162,5 @@ def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
             conclusion = AttemptReader(attempt).conclude()
             judgment = find_judgment(conclusion) if conclusion is not None else None
         if judgment is not None:
-            found.append(judgment)
-    return found
+            judgments.append(judgment)
+    return judgments

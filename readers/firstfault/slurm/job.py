@@ -20,7 +20,7 @@ _WAITING_STATES = {"PENDING", "REQUEUED", "COMPLETING", "CONFIGURING", "RUNNING"
 # Job names, comments and commands are whatever the user likes, also "JobInfo=FAILED Restarts=7"
 # after a line break. `scontrol show job` prints them between its own fields, `squeue --json` all
 # jobs of the cluster, and `scontrol --json` came with Slurm 23.02. These columns have no free text.
-_WIDTH = 40
+_COLUMN_CHARACTERS = 40
 _COLUMNS = (
     "JobID",
     "ArrayJobID",
@@ -87,7 +87,7 @@ def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
     Raises:
         SlurmError: Slurm has no such job, or doesn't answer.
     """
-    columns = ",".join(f"{name}:{_WIDTH}" for name in _COLUMNS)
+    columns = ",".join(f"{name}:{_COLUMN_CHARACTERS}" for name in _COLUMNS)
     return parse_job(_query(job_id, "-O", columns), job_id, is_own=is_own)
 
 
@@ -213,9 +213,10 @@ def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
     Raises:
         SlurmError: there is no such row, or several.
     """
-    starts = range(0, len(_COLUMNS) * _WIDTH, _WIDTH)
+    starts = range(0, len(_COLUMNS) * _COLUMN_CHARACTERS, _COLUMN_CHARACTERS)
     rows = [
-        [line[start : start + _WIDTH].strip() for start in starts] for line in printed.splitlines()
+        [line[start : start + _COLUMN_CHARACTERS].strip() for start in starts]
+        for line in printed.splitlines()
     ]
     row = dict(zip(_COLUMNS, _find_row(rows, job_id, is_own=is_own), strict=True))
     task = row["ArrayTaskID"]
@@ -236,7 +237,7 @@ def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = Fals
     """Return the row of a job; the first three columns are the numbers of the job,
     its array and its task.
     """
-    found = []
+    matching_rows = []
     for first, *others in rows:
         # squeue may print the name of the cluster before the first row
         number = first.rpartition("\n")[2]
@@ -245,17 +246,19 @@ def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = Fals
         array, task = others[:2]
         names = {number} if is_own else {number, array, f"{array}_{task}"}
         if job_id in names and (task.isdecimal() or task == _NO_TASK or not is_own):
-            found.append([number, *others])
-    if not found:
+            matching_rows.append([number, *others])
+    if not matching_rows:
         raise SlurmError(
             f"Slurm doesn't know job {job_id}; it forgets jobs some minutes after their end"
         )
-    if len(found) > 1 or not (found[0][2].isdecimal() or found[0][2] == _NO_TASK):
+    if len(matching_rows) > 1 or not (
+        matching_rows[0][2].isdecimal() or matching_rows[0][2] == _NO_TASK
+    ):
         raise SlurmError(
             f"{job_id} is an array of jobs; name one of its tasks, such as"
-            f" {job_id}_{_find_task(found)}"
+            f" {job_id}_{_find_task(matching_rows)}"
         )
-    return found[0]
+    return matching_rows[0]
 
 
 def _find_task(rows: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from firstfault.conclude import Judgment
 from firstfault.model.job import Action
-from firstfault.retry import RetryContext, host_evidence
+from firstfault.retry import HOST_CATEGORIES, RetryContext, host_evidence
 from firstfault.slurm.job import JobInfo
 from firstfault.utils.text import describe_used_up
 
@@ -55,7 +55,11 @@ def make_plan(
     # The script tolerated an earlier step's failure, as in `srun eval.py || true`, and will do so
     # again.
     judgment = judgments[-1]
-    proven = [one for one in judgments if host_evidence()(one.verdict, RetryContext())]
+    proven = [
+        one
+        for one in judgments
+        if one.verdict.category in HOST_CATEGORIES and host_evidence()(one.verdict, RetryContext())
+    ]
     # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time
     # limit: only Slurm's word shows that it was a preemption. A node may be lost again and again.
     is_free = job.state == _PREEMPTED or (

@@ -66,7 +66,7 @@ def count_requeues(job: JobInfo, attempts: Iterable[str], run: str = "") -> int:
     recorded = run_sync(
         _read_all(job, _list_runs((*attempts, *itertools.chain(*earlier.values()))))
     )
-    lost = {start for start, found in earlier.items() if not found}
+    lost = {start for start, visible in earlier.items() if not visible}
     # the record of this start is there if the command is repeated
     return len((recorded | lost) - {job.restarts})
 
@@ -98,8 +98,8 @@ async def _read_all(job: JobInfo, runs: Iterable[str]) -> set[int]:
 async def _read(job: JobInfo, run: str) -> set[int]:
     async with open_store(run) as store:
         try:
-            found = json.loads(await store.get(_name_file(job), limit=_MAX_COUNT_BYTES))
-            return {start for start in found["starts"] if isinstance(start, int)}
+            record = json.loads(await store.get(_name_file(job), limit=_MAX_COUNT_BYTES))
+            return {start for start in record["starts"] if isinstance(start, int)}
         except (ObjectNotFoundError, ValueError, KeyError, TypeError):
             return set()
 

@@ -102,6 +102,8 @@ def _read_client() -> str:
     A misspelled name must not lose the documents of a job.
     """
     text = os.environ.get(CLIENT_VARIABLE, "")
+    if not text:
+        return ""
     problem = find_client_problem(text)
     if problem and text not in _warned:
         _warned.add(text)

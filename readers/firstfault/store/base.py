@@ -170,13 +170,13 @@ class Store(abc.ABC):
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `ReadableStore.list`."""
         part, token = await self._list_part(folder, "")
-        found = list(part)
+        objects = list(part)
         # Not a snapshot: an object written between two pages is missing if its name sorts before
         # the next page. Readers list again.
         while token:
             part, token = await self._list_part(folder, token)
-            found += part
-        return sort_by_name(found)
+            objects += part
+        return sort_by_name(objects)
 
     async def _list_part(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
         # retried page by page: if page 7 of a large listing fails, pages 1 to 6 aren't requested
@@ -275,25 +275,30 @@ class Store(abc.ABC):
 
     def _to_store_error(self, error: Exception, verb: str, uri: str) -> Exception:
         """Convert a client's error to a `StoreError`; return any other error unchanged."""
-        found = (
+        classified = (
             self.classify_error(error, verb) if not isinstance(error, errors.StoreError) else None
         )
-        if found is None:
+        if classified is None:
             return error
-        classify_error, detail = found
-        refused = f"refused ({detail}); check the credentials and the {verb} permission"
-        misplaced = f"{detail}; check the bucket's name and the endpoint"
-        silent = f"the storage did not answer ({detail}); check the endpoint"
-        kind, advice = {
-            StorageErrorKind.NO_CREDENTIALS: (
-                errors.AccessDeniedError,
-                describe_missing_credentials(self._protocol),
-            ),
-            StorageErrorKind.REFUSED: (errors.AccessDeniedError, refused),
-            StorageErrorKind.OBJECT_NOT_FOUND: (errors.ObjectNotFoundError, "no such object"),
-            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, misplaced),
-            StorageErrorKind.WRONG_REGION: (WrongRegionError, describe_wrong_region(detail)),
-            StorageErrorKind.NO_ANSWER: (errors.StoreUnavailableError, silent),
-            StorageErrorKind.OTHER: (errors.StoreError, detail),
-        }[classify_error]
-        return kind(f"cannot {verb} {uri}: {advice}")
+        kind, detail = classified
+        error_type: type[errors.StoreError]
+        match kind:
+            case StorageErrorKind.NO_CREDENTIALS:
+                error_type = errors.AccessDeniedError
+                advice = describe_missing_credentials(self._protocol)
+            case StorageErrorKind.REFUSED:
+                error_type = errors.AccessDeniedError
+                advice = f"refused ({detail}); check the credentials and the {verb} permission"
+            case StorageErrorKind.OBJECT_NOT_FOUND:
+                error_type, advice = errors.ObjectNotFoundError, "no such object"
+            case StorageErrorKind.BUCKET_NOT_FOUND:
+                error_type = errors.StoreError
+                advice = f"{detail}; check the bucket's name and the endpoint"
+            case StorageErrorKind.WRONG_REGION:
+                error_type, advice = WrongRegionError, describe_wrong_region(detail)
+            case StorageErrorKind.NO_ANSWER:
+                error_type = errors.StoreUnavailableError
+                advice = f"the storage did not answer ({detail}); check the endpoint"
+            case StorageErrorKind.OTHER:
+                error_type, advice = errors.StoreError, detail
+        return error_type(f"cannot {verb} {uri}: {advice}")

@@ -144,12 +144,12 @@ def _build_botocore_provider(session: Any) -> Callable[[], dict[str, Any]]:
     """Return a provider for profiles, single sign-on and instance roles, resolved on first use."""
 
     def provide() -> dict[str, Any]:
-        found = session.get_credentials()  # cached by the session
-        if found is None:
+        credentials = session.get_credentials()  # cached by the session
+        if credentials is None:
             raise NoCredentialsError(NoCredentialsError.__name__)
         # botocore may renew the credentials in another thread: a frozen copy has key, secret and
         # token of one renewal.
-        frozen = found.get_frozen_credentials()
+        frozen = credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,

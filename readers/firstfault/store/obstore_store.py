@@ -95,8 +95,8 @@ class ObstoreStore(Store):
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002
         """See `Store.list_once`; obstore fetches all pages itself."""
         root = self._build_path(folder)
-        found = await obstore.list_with_delimiter_async(self._client, root or None)
-        return _to_object_infos(found["objects"], root), ""
+        listing = await obstore.list_with_delimiter_async(self._client, root or None)
+        return _to_object_infos(listing["objects"], root), ""
 
     async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
@@ -124,11 +124,11 @@ class ObstoreStore(Store):
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`; the response has the size, so a limit costs no extra request."""
-        found = await obstore.get_async(self._client, self._build_path(path))
+        response = await obstore.get_async(self._client, self._build_path(path))
         # The headers have arrived, the body hasn't been read: an object that is too large isn't
         # downloaded.
-        self.check_size(path, int(found.meta["size"]), limit)
-        return bytes(await found.bytes_async())
+        self.check_size(path, int(response.meta["size"]), limit)
+        return bytes(await response.bytes_async())
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
@@ -274,5 +274,5 @@ def _to_object_infos(entries: Iterable[Mapping[str, Any]], root: str) -> list[Ob
 
 
 def _find_group(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return found[1] if found else ""
+    match = pattern.search(text)
+    return match[1] if match else ""

@@ -21,21 +21,21 @@ def describe_early_end(root: WorkerError, failures: Iterable[WorkerError]) -> st
     text = find_message(root).text
     peers = [failure for failure in failures if failure.rank != root.rank and failure.collectives]
     for own in root.collectives:
-        found = [
+        waits = [
             (peer, progress)
             for peer in peers
             for progress in peer.collectives
             if progress.group == own.group
         ]
-        calls = {(_name_operation(progress), progress.enqueued) for _, progress in found}
+        calls = {(_name_operation(progress), progress.enqueued) for _, progress in waits}
         if len(calls) != 1:
             continue
         ((operation, number),) = calls
         if number <= own.enqueued:
             continue
-        places = {_find_wait(peer) for peer, _ in found}
+        places = {_find_wait(peer) for peer, _ in waits}
         place = places.pop() if len(places) == 1 else ""
-        who = "its peers were" if len(found) > 1 else f"rank {found[0][0].rank} was"
+        who = "its peers were" if len(waits) > 1 else f"rank {waits[0][0].rank} was"
         return f"{text} while {who} at {operation} #{number}" + (f" ({place})" if place else "")
     return text
 

@@ -338,7 +338,9 @@ def _find_possibly_earlier_failures(
     unclear = [
         item for item in others if faults.is_unclear_exit(item) or (item.waited and is_node_end)
     ]
-    earlier = [item for item in unclear if not diagnosis.clocks.before(first.failure, item.failure)]
+    earlier = [
+        item for item in unclear if not diagnosis.clocks.is_before(first.failure, item.failure)
+    ]
     return sorted(
         earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure))
     )
@@ -347,7 +349,7 @@ def _find_possibly_earlier_failures(
 def _describe_later_fault(
     diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure
 ) -> str:
-    gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
+    gap = diagnosis.clocks.get_min_gap_ns(first.failure, other.failure)
     when = (
         f", at least {duration(gap, is_rounded_down=True)} later"
         if gap

@@ -30,13 +30,11 @@ def add_hang_begin(verdict: Verdict, diagnosis: Diagnosis) -> Verdict:
     if verdict.category != "hang" or verdict.timestamp_ns is not None or not is_of_logs:
         return verdict
     begins = [
-        found
-        for judged in diagnosis.waits
-        if (found := find_wait_begin(judged.failure)) is not None
+        wait for judged in diagnosis.waits if (wait := find_wait_begin(judged.failure)) is not None
     ]
     if not begins:
         return verdict
-    began = min(begins, key=lambda found: found.time_ns)
+    began = min(begins, key=lambda wait: wait.time_ns)
     try:
         moment = datetime.fromtimestamp(began.time_ns // _NS_PER_SECOND, timezone.utc)
     except (OverflowError, OSError, ValueError):

@@ -57,11 +57,11 @@ def strip_log_prefixes(text: str, rank: int | None = None) -> str:
 def _strip_line(line: str, rank: int | None) -> str:
     line = _compile(_KEY_ECHO).sub("", line)
     for _ in range(_MAX_PREFIXES):
-        found = _compile(_PREFIX).match(line)
-        own = _compile(_OWN_RANK).match(line) if found is None else None
+        prefix = _compile(_PREFIX).match(line)
+        own = _compile(_OWN_RANK).match(line) if prefix is None else None
         if own is not None and int(own["rank"]) == rank:
-            found = own
-        if found is None or not found[0]:
+            prefix = own
+        if prefix is None or not prefix[0]:
             break
-        line = line[found.end() :].lstrip()
+        line = line[prefix.end() :].lstrip()
     return re.sub(r"[\u2500-\u259f]+", "", line).strip(" =*")

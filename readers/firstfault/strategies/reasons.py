@@ -45,7 +45,7 @@ def to_suspects(classified: Iterable[ClassifiedFailure], when: str = "") -> list
 def explain_wrong_clocks(diagnosis: Diagnosis) -> list[Reason]:
     """Return a reason for each wrong clock, with failures of its nodes."""
     reasons = []
-    for text, names in diagnosis.clocks.sentences():
+    for text, names in diagnosis.clocks.describe_wrong_clocks():
         nodes = set(names)
         failures = (failure for failure in diagnosis.job.failures if failure.node in nodes)
         reasons.append(Reason(text, tuple(islice(failures, MAX_FAILURES_PER_REASON))))

@@ -27,7 +27,7 @@ from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
 
 START_NS = 1_700_000_000_000_000_000
 """Start of the builders' clock, nanoseconds since the Unix epoch."""
-_MS = 1_000_000
+_NS_PER_MS = 1_000_000
 _PLACE_FIELDS = frozenset(field.name for field in dataclasses.fields(model.Place))
 
 
@@ -65,7 +65,7 @@ def make_error(
         "message": message,
         "kind": model.Kind.NON_RECOVERABLE,
         "origin": model.Origin.USER,
-        "timestamp_ns": None if at_ms is None else START_NS + int(at_ms * _MS),
+        "timestamp_ns": None if at_ms is None else START_NS + int(at_ms * _NS_PER_MS),
         "worker": node,
         "place": model.Place(**{"rank": rank, "node": node, **place}),
         "writer": model.Writer.WORKER,
@@ -107,7 +107,7 @@ def make_job(*failures: model.WorkerError, **snapshot: Any) -> model.JobErrors:
 # --- the suite ------------------------------------------------------------------------------------
 
 _SHUFFLES = 10
-_LONGEST_MESSAGE = 16_384
+_MAX_MESSAGE_CHARACTERS = 16_384
 _HOSTILE = "\x1b[2J\r\x00<script>\u202e\U0001f525 \udc80%s{0}\nretry: yes\n"
 _STOPPED = (model.SentSignal("SIGTERM", "stopped because rank 3 failed"),)
 _PEER = "Connection closed by peer"
@@ -275,13 +275,13 @@ class StrategyTests:
         report = build_report(job, verdict, decision)
         message = flyte_message(report)
         assert message.isascii()
-        assert len(message) < _LONGEST_MESSAGE
+        assert len(message) < _MAX_MESSAGE_CHARACTERS
         assert "\x1b" not in message + markdown(report)
 
     def _under_test(self) -> AggregationStrategy:
         # getattr would bind a plain function to the instance
-        found = inspect.getattr_static(type(self), "strategy")
-        return get_strategy(found.__func__ if isinstance(found, staticmethod) else found)
+        strategy = inspect.getattr_static(type(self), "strategy")
+        return get_strategy(strategy.__func__ if isinstance(strategy, staticmethod) else strategy)
 
     def _without_root(self, job: model.JobErrors) -> object:
         """Return the verdict without its root, which may be either of two equal failures."""

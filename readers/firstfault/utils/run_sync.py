@@ -10,7 +10,7 @@ from firstfault.errors import FirstFaultError
 T = TypeVar("T")
 R = TypeVar("R")
 
-_AT_ONCE = 64
+_MAX_CONCURRENT_CALLS = 64
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -22,7 +22,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     # a tenth of the time that reading a small log takes; logs need no event loop
     import asyncio  # noqa: PLC0415
 
-    found: list[T] = []
+    results: list[T] = []
     failed: list[Exception] = []
 
     async def kept() -> None:
@@ -31,7 +31,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         # and its frames hold each other, and so the frames of all callers until the next
         # collection of garbage.
         try:
-            found.append(await coroutine)
+            results.append(await coroutine)
         except Exception as error:  # noqa: BLE001 - raised below
             failed.append(error)
 
@@ -46,7 +46,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
             thread.submit(asyncio.run, kept()).result()
     if failed:
         raise failed.pop()
-    return found[0]
+    return results[0]
 
 
 async def gathered(*calls: Awaitable[T]) -> list[T]:
@@ -65,7 +65,7 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
 
 
 async def each(
-    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _AT_ONCE
+    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _MAX_CONCURRENT_CALLS
 ) -> list[R]:
     """Return the results of `call` for all items, in their order;
     at most `at_once` calls run at a time.

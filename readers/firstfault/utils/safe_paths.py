@@ -117,10 +117,10 @@ def open_file(name: str, flags: int, folder: int, *, mode: int = 0o666) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise ForeignPathError("it's a link", name) from None
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     # A hard link is no link for O_NOFOLLOW: it's a second name of a file, perhaps of one in this
     # user's home.
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
         raise ForeignPathError("it isn't an ordinary file with one name", name)
     return descriptor

@@ -21,34 +21,34 @@ def clean_end(text: str, limit: int) -> str:
     """Do the same as `clean`, but return the end of `text`: whole lines, unless the last one is
     longer than `limit`.
     """
-    most = 4 * limit
-    end = text[-most:]
-    if len(text) > most and text[-most - 1] != "\n":
+    max_characters = 4 * limit
+    end = text[-max_characters:]
+    if len(text) > max_characters and text[-max_characters - 1] != "\n":
         end = _without_part(end, "\n")
-    text = clean(end, most)
+    text = clean(end, max_characters)
     if len(text) <= limit:
         return text
     end = text[-limit:]
     return end.partition("\n")[2] if text[-limit - 1] != "\n" and "\n" in end else end
 
 
-_LONGEST_PART = 1000
+_MAX_PART_CHARACTERS = 1000
 
 
-def _first_cut(text: str, most: int) -> str:
+def _first_cut(text: str, max_characters: int) -> str:
     """Return both ends of a long text, without the word and the line through which the cuts go.
 
     Half of a credential isn't recognised, and would be shown if redaction makes the text around it
     short.
     """
-    if len(text) <= most:
+    if len(text) <= max_characters:
         return text
-    head, tail = text[: most // 2], text[len(text) - most // 2 :]
-    near_end = max(len(head) - _LONGEST_PART, 0)
+    head, tail = text[: max_characters // 2], text[len(text) - max_characters // 2 :]
+    near_end = max(len(head) - _MAX_PART_CHARACTERS, 0)
     word = max(head.rfind(" ", near_end), head.rfind("\n", near_end))
     head = head[:word] if word >= 0 else head
-    near = tail[:_LONGEST_PART]
-    tail = _without_part(near, "\n" if "\n" in near else " ") + tail[_LONGEST_PART:]
+    near = tail[:_MAX_PART_CHARACTERS]
+    tail = _without_part(near, "\n" if "\n" in near else " ") + tail[_MAX_PART_CHARACTERS:]
     return f"{head}\n... {len(text) - len(head) - len(tail)} characters left out ...\n{tail}"
 
 

@@ -31,7 +31,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
 
 
-_MAX_WORD = 16
+_MAX_DROPPED_WORD_CHARACTERS = 16
 """Characters of a word that is left out rather than cut."""
 
 
@@ -44,7 +44,7 @@ def one_line(text: str, limit: int = 200) -> str:
         return line
     room = max(limit - 3, 0)
     # the beginning of a long word, such as a path, is better than nothing
-    end = line.rfind(" ", max(room - _MAX_WORD, room // 2), room + 1)
+    end = line.rfind(" ", max(room - _MAX_DROPPED_WORD_CHARACTERS, room // 2), room + 1)
     return (line[: end if end > 0 else room].rstrip() + "...")[:limit]
 
 
@@ -60,7 +60,7 @@ def extract_sentence(message: str) -> str:
     if line.endswith(":"):
         more = (part.strip() for part in message.strip().splitlines()[1:])
         line = " ".join(filter(None, (line, one_line(next(filter(None, more), ""), 2000))))
-    return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line
+    return line[prefix.end() :] if (prefix := _FLYTEKIT_CODE.match(line)) else line
 
 
 def counted(count: int, noun: str) -> str:
@@ -100,17 +100,21 @@ def describe_used_up(count: int, name: str) -> str:
     return f"all {count} {several} are used up" if count else f"no {several} are allowed"
 
 
-_US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
-_MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
+_NS_PER_US, _NS_PER_MS, _NS_PER_SECOND = 1_000, 1_000_000, 1_000_000_000
+_NS_PER_MINUTE, _NS_PER_HOUR, _NS_PER_DAY = (
+    60 * _NS_PER_SECOND,
+    3600 * _NS_PER_SECOND,
+    86_400 * _NS_PER_SECOND,
+)
 _DURATIONS = (
-    (2 * _DAY, _DAY, 0, "d"),
-    (2 * _HOUR, _HOUR, 0, "h"),
-    (2 * _MINUTE, _MINUTE, 0, "min"),
-    (10 * _S, _S, 0, "s"),
-    (_S, _S, 1, "s"),
-    (10 * _MS, _MS, 0, "ms"),
-    (_MS, _MS, 1, "ms"),
-    (0, _US, 0, "us"),
+    (2 * _NS_PER_DAY, _NS_PER_DAY, 0, "d"),
+    (2 * _NS_PER_HOUR, _NS_PER_HOUR, 0, "h"),
+    (2 * _NS_PER_MINUTE, _NS_PER_MINUTE, 0, "min"),
+    (10 * _NS_PER_SECOND, _NS_PER_SECOND, 0, "s"),
+    (_NS_PER_SECOND, _NS_PER_SECOND, 1, "s"),
+    (10 * _NS_PER_MS, _NS_PER_MS, 0, "ms"),
+    (_NS_PER_MS, _NS_PER_MS, 1, "ms"),
+    (0, _NS_PER_US, 0, "us"),
 )
 """From how many nanoseconds on a time is shown in which unit, with how many decimals."""
 

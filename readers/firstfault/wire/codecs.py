@@ -11,9 +11,9 @@ from typing import Any
 from firstfault.utils.stored_text import clean, clean_end
 from firstfault.utils.text import elide
 
-MAX_LINE = 500
+MAX_LINE_CHARACTERS = 500
 """Characters of a name or a line, when written."""
-MAX_LINE_READ = 4_096
+MAX_LINE_CHARACTERS_READ = 4_096
 """Characters of a name or a line, when read: a report may repeat it hundreds of times."""
 MAX_NAMES = 50
 MAX_COUNT = 2**32 - 1
@@ -79,13 +79,13 @@ class FieldTable:
 
     def read_attributes(self, message: Any) -> dict[str, Any]:
         """Return the model's attributes, read from a message."""
-        found = {
+        attributes = {
             name: getattr(message, wire) if read is _identity else read(getattr(message, wire))
             for name, wire, read in self._always
         }
         for name, wire, read, unset in self._present:
-            found[name] = read(getattr(message, wire)) if message.HasField(wire) else unset
-        return found
+            attributes[name] = read(getattr(message, wire)) if message.HasField(wire) else unset
+        return attributes
 
     def read(self, message: Any, /, **extra: Any) -> Any:
         """Return an object of the model; `extra` are attributes outside the table."""
@@ -127,10 +127,10 @@ def text_tail(max_size: int) -> ValueCodec:
 
 
 LINE = ValueCodec(
-    lambda value: clean(value, MAX_LINE),
-    lambda value: elide(value, MAX_LINE_READ),
+    lambda value: clean(value, MAX_LINE_CHARACTERS),
+    lambda value: elide(value, MAX_LINE_CHARACTERS_READ),
     is_redacted=True,
-    max_size=MAX_LINE,
+    max_size=MAX_LINE_CHARACTERS,
 )
 NAME = ValueCodec(_identity, _identity)
 """The name of an object in the storage, or a text that is already redacted."""
@@ -179,7 +179,7 @@ def optional_part(
     reads = read or table.read
     return ValueCodec(
         lambda value: None if value == empty else table.write(value),
-        lambda found: intern_value(reads(found)),
+        lambda attributes: intern_value(reads(attributes)),
         is_optional=True,
         unset=empty,
     )

@@ -104,10 +104,10 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
         )
         return seal
     if document.HasField("failure"):
-        found = FAILURE.read_attributes(document.failure)
-        found["timestamp_ns"] = found["timestamp_ns"] or time_ns
+        attributes = FAILURE.read_attributes(document.failure)
+        attributes["timestamp_ns"] = attributes["timestamp_ns"] or time_ns
         newer = document.failure.schema_version > SCHEMA_VERSION
-        return WorkerError(**common, **found, documents=(ref,), newer=newer)
+        return WorkerError(**common, **attributes, documents=(ref,), newer=newer)
     # flytekit doesn't remove credentials from its files
     common |= {
         name: clean(common[name], MAX_STOCK_TEXT_CHARACTERS)

@@ -315,7 +315,7 @@ class _ExceptionReader:
             record.frames, min(MAX_FRAMES_READ, max(self.frames_left, 2))
         )
         self.frames_left -= len(frames)
-        given: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "frames": FRAMES.read(frames),
             "frames_omitted": record.frames_omitted + omitted,
         }
@@ -331,8 +331,8 @@ class _ExceptionReader:
                 read_items.append(self.read(records[len(read_items)], depth + 1))
             if len(read_items) < len(records):
                 notes.append(_describe_omission(len(records) - len(read_items), name))
-            given[name] = tuple(read_items)
-        exception: ExceptionInfo = EXCEPTION_FIELDS.read(record, **given)
+            attributes[name] = tuple(read_items)
+        exception: ExceptionInfo = EXCEPTION_FIELDS.read(record, **attributes)
         return replace(exception, notes=(*exception.notes, *notes)) if notes else exception
 
 
@@ -529,7 +529,11 @@ SETUP = FieldTable(
 def _setup_from_pb(setup: Any) -> Any:
     texts = (setup.task, setup.image, setup.gpu_model, setup.source_url, setup.source_root)
     # a page repeats these texts; no writer of firstfault's writes longer ones
-    return SETUP.read(setup) if all(len(text) <= codecs.MAX_LINE for text in texts) else NodeSetup()
+    return (
+        SETUP.read(setup)
+        if all(len(text) <= codecs.MAX_LINE_CHARACTERS for text in texts)
+        else NodeSetup()
+    )
 
 
 TRAINING_PROGRESS = FieldTable(

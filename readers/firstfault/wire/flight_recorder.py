@@ -33,7 +33,7 @@ def parse_flight_recorder(dumps: Iterable[Mapping[str, Any]]) -> tuple[Collectiv
     from the dumps of all its recorders.
     """
     seen_entries: list[Any] = []
-    found: dict[str, CollectiveProgress] = {}
+    progress_by_group: dict[str, CollectiveProgress] = {}
     for dump in dumps:
         if dump.get("entries") in seen_entries:
             # some versions of torch dump the same recorder through both of their functions
@@ -43,9 +43,9 @@ def parse_flight_recorder(dumps: Iterable[Mapping[str, Any]]) -> tuple[Collectiv
             # one process group may have a backend per device
             name = progress.group
             backend = progress.last_operation.partition(":")[0] or "other backend"
-            name = f"{name}, {backend}" if name in found else name
-            found[name or f" {len(found)}"] = replace(progress, group=name)
-    return tuple(found[name] for name in sorted(found))
+            name = f"{name}, {backend}" if name in progress_by_group else name
+            progress_by_group[name or f" {len(progress_by_group)}"] = replace(progress, group=name)
+    return tuple(progress_by_group[name] for name in sorted(progress_by_group))
 
 
 def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
@@ -72,7 +72,7 @@ def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
     names = _match_group_names(used, config, name_by_number) | _match_group_names(
         states, config, name_by_number
     )
-    found = []
+    groups = []
     for number, state in sorted(states.items()):
         with suppress(KeyError, TypeError, ValueError):
             enqueued = int(state["last_enqueued_collective"])
@@ -93,8 +93,8 @@ def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
                 _keep_recent(entries[number], completed_count),
                 _parse_ranks(str(group_config.get("ranks"))),
             )
-            found += [progress] if enqueued + uncounted > 0 else []
-    return found
+            groups += [progress] if enqueued + uncounted > 0 else []
+    return groups
 
 
 def _keep_recent(entries: Sequence[Collective], completed: int | None) -> tuple[Collective, ...]:
@@ -133,12 +133,12 @@ def _match_group_names(
         for index, at in enumerate(order)
         if known.get(at) in index_by_name
     ]
-    found = dict(known)
+    names_by_number = dict(known)
     for (number, name), (next_number, next_name) in pairwise(
         [(-1, -1), *anchors, (len(order), len(sorted_names))]
     ):
         if next_number - number == next_name - name:
-            found.update(
+            names_by_number.update(
                 zip(
                     order[number + 1 : next_number], sorted_names[name + 1 : next_name], strict=True
                 )
@@ -146,8 +146,10 @@ def _match_group_names(
     by_index = {
         number: sorted_names[int(number)] for number in order if int(number) < len(sorted_names)
     }
-    agrees = all(by_index.get(number, "") in {"", name} for number, name in found.items())
-    return by_index | found if len(order) < len(sorted_names) and agrees else found
+    agrees = all(by_index.get(number, "") in {"", name} for number, name in names_by_number.items())
+    return (
+        by_index | names_by_number if len(order) < len(sorted_names) and agrees else names_by_number
+    )
 
 
 @lru_cache(maxsize=4096)  # in a large job, thousands of ranks list the same thousands of members

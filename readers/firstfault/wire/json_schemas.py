@@ -16,7 +16,7 @@ from typing import Any
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Seal, Suspect, Verdict
 from firstfault.utils.stored_text import clean
-from firstfault.wire.codecs import MAX_LINE
+from firstfault.wire.codecs import MAX_LINE_CHARACTERS
 
 SCHEMA = "firstfault.verdict/v1"
 RESTART_SCHEMA = "firstfault.restart/v1"
@@ -183,8 +183,8 @@ def parse_timestamp(text: str | None) -> int | None:
 TEXT = JsonType({"type": "string"}, lambda value: _check_type(str, value))
 LINE = JsonType(
     TEXT.schema,
-    lambda value: clean(_check_type(str, value), MAX_LINE),
-    lambda text: clean(text, MAX_LINE),
+    lambda value: clean(_check_type(str, value), MAX_LINE_CHARACTERS),
+    lambda text: clean(text, MAX_LINE_CHARACTERS),
 )
 FLAG = JsonType({"type": "boolean"}, lambda value: _check_type(bool, value))
 COUNT = JsonType(
@@ -194,6 +194,8 @@ COUNT = JsonType(
 SECONDS = JsonType(
     {"type": "number", "minimum": 0}, lambda value: float(_check_range(MAX_LOST_SECONDS, value))
 )
+NULLABLE_TEXT = _make_nullable(TEXT)
+NULLABLE_COUNT = _make_nullable(COUNT)
 TIME = JsonType({"$ref": "#/$defs/time"}, parse_timestamp, format_timestamp)
 SENTENCES = _list_type(TEXT, MAX_SENTENCES)
 CONFIDENCE = JsonType({"enum": ["high", "medium", "low"]}, TEXT.read)
@@ -208,8 +210,8 @@ def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
 
 
 def _suspect_from_dict(json_value: dict[str, Any]) -> Suspect:
-    rank = _make_nullable(COUNT).read(json_value.get("rank"))
-    node = _make_nullable(TEXT).read(json_value.get("node"))
+    rank = NULLABLE_COUNT.read(json_value.get("rank"))
+    node = NULLABLE_TEXT.read(json_value.get("node"))
     return Suspect(TEXT.read(json_value["why"]), rank, node)
 
 
@@ -229,7 +231,7 @@ VICTIM_LINES = JsonType(
 )
 COVERAGE = JsonObject(
     model.Coverage,
-    JsonField("expected", _make_nullable(COUNT)),
+    JsonField("expected", NULLABLE_COUNT),
     JsonField("reported", COUNT),
     JsonField("unreadable", COUNT),
     JsonField("complete", FLAG),
@@ -245,7 +247,7 @@ VERDICT = JsonObject(
     ),
     JsonField(
         "node",
-        _make_nullable(TEXT),
+        NULLABLE_TEXT,
         meaning="Its pod, or its machine without Kubernetes.",
     ),
     JsonField(
@@ -301,7 +303,7 @@ DECISION = JsonObject(
     JsonField("origin", _enum_type(model.Origin)),
     JsonField("enforced", FLAG),
     JsonField("reason", TEXT),
-    JsonField("retries_left", _make_nullable(COUNT)),
+    JsonField("retries_left", NULLABLE_COUNT),
     JsonField(
         "action",
         _enum_type(model.Action),
@@ -382,8 +384,8 @@ def _parse_with_schema(schema: str, text: str | bytes) -> Any:
 
 WORLD_SIZES = JsonObject(
     dict,
-    JsonField("before", _make_nullable(COUNT), "world_size_before"),
-    JsonField("after", _make_nullable(COUNT), "world_size_after"),
+    JsonField("before", NULLABLE_COUNT, "world_size_before"),
+    JsonField("after", NULLABLE_COUNT, "world_size_after"),
 )
 RESTART = JsonObject(
     RestartRecord,
@@ -423,7 +425,7 @@ RESTART = JsonObject(
     ),
     JsonField(
         "rank",
-        _make_nullable(COUNT),
+        NULLABLE_COUNT,
         meaning="of the root cause; `null`: not known",
     ),
     JsonField(

@@ -12,7 +12,7 @@ from firstfault_logs.launchers import ReportKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.processes import Process, Processes
 
@@ -26,7 +26,7 @@ def mark_blocked_tasks(attempt: Attempt, processes: Processes) -> None:
     A slow file system alone fails no job, so some process must have failed, or the scheduler must
     have ended the job.
     """
-    blocked = [found for found in attempt.reports if found[2].kind is ReportKind.BLOCKED]
+    blocked = [entry for entry in attempt.reports if entry[2].kind is ReportKind.BLOCKED]
     if not blocked or not _is_unexplained(attempt, processes.all):
         return
     for file, node, report in blocked:

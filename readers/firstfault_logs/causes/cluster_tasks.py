@@ -28,30 +28,30 @@ def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> l
     """
     tasks: dict[tuple[str, str], tuple[str, Traceback]] = {}
     remaining = []
-    for found in tracebacks:
-        if (heading := _find_heading(found)) is None:
-            remaining.append(found)
+    for traceback in tracebacks:
+        if (heading := _find_heading(traceback)) is None:
+            remaining.append(traceback)
         else:
-            tasks[heading["stage"], heading["task"]] = heading["node"], found
+            tasks[heading["stage"], heading["task"]] = heading["node"], traceback
     tasks = {name: task for name, task in tasks.items() if not _has_finished(*name, task[1])}
-    for node, found in tasks.values():
+    for node, traceback in tasks.values():
         process = processes.find_by_node(node)
-        process.set_exception(found)
+        process.set_exception(traceback)
         process.stopped = ""
     return [
-        found
-        for found in remaining
-        if not tasks or get_short_name(found.exception) not in _DRIVER_EXCEPTIONS
+        traceback
+        for traceback in remaining
+        if not tasks or get_short_name(traceback.exception) not in _DRIVER_EXCEPTIONS
     ]
 
 
-def _has_finished(stage: str, task: str, found: Traceback) -> bool:
+def _has_finished(stage: str, task: str, traceback: Traceback) -> bool:
     """Whether a task that was started again has finished."""
     finished = re.compile(rf"\bFinished task {task}\.\d+ in stage {re.escape(stage)}\s")
-    later = (record for record in found.stream.tail if record.number > found.lines[1])
+    later = (record for record in traceback.stream.tail if record.number > traceback.lines[1])
     return any(finished.search(record.text) for record in later)
 
 
-def _find_heading(found: Traceback) -> re.Match[str] | None:
-    first = found.text.partition("\n")[0]
-    return SPARK_TASK_ERROR.search(first) or SPARK_TASK_ERROR.search(found.heading)
+def _find_heading(traceback: Traceback) -> re.Match[str] | None:
+    first = traceback.text.partition("\n")[0]
+    return SPARK_TASK_ERROR.search(first) or SPARK_TASK_ERROR.search(traceback.heading)

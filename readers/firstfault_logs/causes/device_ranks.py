@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.processes import Processes
     from firstfault_logs.tracebacks import Traceback
 
@@ -37,41 +37,41 @@ def find_ranks_by_device(
     all numbers are 0, so several numbers, or one above 0, show that the convention holds.
     """
     by_device: dict[int, Traceback] = {}
-    for found in tracebacks:
-        if (device := _find_device(found)) is None:
+    for traceback in tracebacks:
+        if (device := _find_device(traceback)) is None:
             return {}
-        by_device[device] = _trim_message(found, tracebacks)
+        by_device[device] = _trim_message(traceback, tracebacks)
     world = max(attempt.world_size, 1 + max((one.rank or 0 for one in processes.all), default=0))
     if not by_device or by_device.keys() == {0} or max(by_device) >= min(world, _MAX_GPUS_PER_NODE):
         return {}
     ranks: dict[int, Traceback] = {}
-    for device, found in by_device.items():
-        first = attempt.find_first_rank((found.stream.file, found.stream.label.node))
+    for device, traceback in by_device.items():
+        first = attempt.find_first_rank((traceback.stream.file, traceback.stream.label.node))
         if first is None and (world > _MAX_GPUS_PER_NODE or attempt.size.nodes > 1):
             return {}
-        ranks[(first or 0) + device] = found
+        ranks[(first or 0) + device] = traceback
     return ranks
 
 
-def _trim_message(found: Traceback, tracebacks: Sequence[Traceback]) -> Traceback:
+def _trim_message(traceback: Traceback, tracebacks: Sequence[Traceback]) -> Traceback:
     """Return a traceback without lines of other processes below it,
     which the same exception of a peer doesn't have.
     """
-    message, frames = found.exception.message, found.exception.frames
+    message, frames = traceback.exception.message, traceback.exception.frames
     shorter = [
         other.exception.message
         for other in tracebacks
         if other.exception.frames == frames and message.startswith(f"{other.exception.message}\n")
     ]
     if not shorter:
-        return found
-    return replace(found, exception=replace(found.exception, message=min(shorter, key=len)))
+        return traceback
+    return replace(traceback, exception=replace(traceback.exception, message=min(shorter, key=len)))
 
 
-def _find_device(found: Traceback) -> int | None:
+def _find_device(traceback: Traceback) -> int | None:
     devices = {
         int(number)
-        for match in _own_device().finditer(found.text)
+        for match in _own_device().finditer(traceback.text)
         for number in match.groups()
         if number is not None
     }

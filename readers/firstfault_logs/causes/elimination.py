@@ -10,7 +10,7 @@ from firstfault.evidence.texts import classify
 from firstfault_logs.launchers import ReportKind
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.processes import Process, Processes
 
 _MIN_RANKS = 2
@@ -36,15 +36,18 @@ def name_remaining_rank(attempt: Attempt, processes: Processes) -> None:
             continue
         if unnamed.raised and not all(map(_has_lost_peer, others)):
             continue
-        found = processes.find(rank=min(remaining), node=unnamed.node)
-        if found.has_ended or found.has_failed or found.stopped:
+        remaining_process = processes.find(rank=min(remaining), node=unnamed.node)
+        if remaining_process.has_ended or remaining_process.has_failed or remaining_process.stopped:
             continue
-        found.signal, found.is_oom = unnamed.signal, unnamed.is_oom
-        found.raised, found.raised_text = unnamed.raised, unnamed.raised_text
-        found.time_ns = found.time_ns or unnamed.time_ns
-        found.launcher_text = unnamed.launcher_text
-        found.launcher_time_ns = unnamed.launcher_time_ns
-        found.lines |= unnamed.lines
+        remaining_process.signal, remaining_process.is_oom = unnamed.signal, unnamed.is_oom
+        remaining_process.raised, remaining_process.raised_text = (
+            unnamed.raised,
+            unnamed.raised_text,
+        )
+        remaining_process.time_ns = remaining_process.time_ns or unnamed.time_ns
+        remaining_process.launcher_text = unnamed.launcher_text
+        remaining_process.launcher_time_ns = unnamed.launcher_time_ns
+        remaining_process.lines |= unnamed.lines
         processes.all = [one for one in processes.all if one is not unnamed]
 
 
@@ -63,7 +66,7 @@ def _has_exit_code(attempt: Attempt) -> bool:
 def _list_ranks(attempt: Attempt, process: Process) -> Iterator[int]:
     """Yield the ranks of a process's node, as far as its launcher printed where they begin."""
     for file, _, _ in process.lines:
-        found = attempt.first_ranks.get((file, process.node))
+        first_ranks = attempt.first_ranks.get((file, process.node))
         first = attempt.find_first_rank((file, process.node))
-        if found is not None and first is not None:
-            yield from range(first, first + found.workers)
+        if first_ranks is not None and first is not None:
+            yield from range(first, first + first_ranks.workers)

@@ -15,7 +15,7 @@ from firstfault_logs.launchers import ReportKind
 from firstfault_logs.tracebacks import LAUNCHER_FILE
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt, Stream
+    from firstfault_logs.attempt_logs import Attempt, Stream
 
 _MAX_BANNER_LINES = 10
 """Lines of a launcher when it starts; more are a program's."""
@@ -85,10 +85,10 @@ def _count_own_lines(stream: Stream) -> int:
 
 def _find_job_numbers(attempt: Attempt) -> set[str]:
     return {
-        found[1]
+        match[1]
         for stream in attempt.streams.values()
         for record in stream.tail
-        for found in _job_number().finditer(record.text)
+        for match in _job_number().finditer(record.text)
     }
 
 

@@ -16,7 +16,7 @@ from firstfault_logs.tracebacks import LOGGED_ERROR
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.processes import Process
     from firstfault_logs.tracebacks import Traceback
 
@@ -54,16 +54,18 @@ def drop_survived_tracebacks(
     process that exits by an exception has an exit code, so a traceback only counts as survived if a
     signal ended each process, or another one explains the exit code.
     """
-    faults = Counter(found.fault for found in tracebacks)
+    faults = Counter(traceback.fault for traceback in tracebacks)
     size = max(attempt.world_size, 1 + max((one.rank or 0 for one in processes), default=0))
     has_waits = any(COLLECTIVE_TIMEOUT.search(one.text) for one in processes)
     survived = [
-        found
-        for found in tracebacks
-        if _has_later_steps(attempt, found)
-        or (not has_waits and faults[found.fault] >= size and _is_logged_and_left(found))
+        traceback
+        for traceback in tracebacks
+        if _has_later_steps(attempt, traceback)
+        or (not has_waits and faults[traceback.fault] >= size and _is_logged_and_left(traceback))
     ]
-    remaining = [found for found in tracebacks if not any(found is other for other in survived)]
+    remaining = [
+        traceback for traceback in tracebacks if not any(traceback is other for other in survived)
+    ]
     is_by_signal = any(one.signal for one in processes) and not any(
         one.exit_code for one in processes
     )
@@ -101,23 +103,27 @@ def find_thread_fault(tracebacks: Sequence[Traceback], raised: ExceptionInfo) ->
     """Return the fault of a resource that had ended a thread of a process,
     if `raised` has no cause of its own.
     """
-    of_threads = [found for found in tracebacks if found.is_in_thread and found.exception != raised]
+    of_threads = [
+        traceback
+        for traceback in tracebacks
+        if traceback.is_in_thread and traceback.exception != raised
+    ]
     if not of_threads or find_specific_category(raised):
         return None
-    return next((found for found in of_threads if ends_resource(found.exception)), None)
+    return next((traceback for traceback in of_threads if ends_resource(traceback.exception)), None)
 
 
-def _has_later_steps(attempt: Attempt, found: Traceback) -> bool:
+def _has_later_steps(attempt: Attempt, traceback: Traceback) -> bool:
     """Whether a process printed several more steps after a traceback."""
     return any(
-        stream.file == found.stream.file and stream.has_steps_after(found.lines[1])
+        stream.file == traceback.stream.file and stream.has_steps_after(traceback.lines[1])
         for stream in attempt.streams.values()
     )
 
 
-def _is_logged_and_left(found: Traceback) -> bool:
+def _is_logged_and_left(traceback: Traceback) -> bool:
     """Whether a logger printed a traceback, and its stream went on with something else."""
-    if not any(map(LOGGED_ERROR.search, found.lines_around[:1])):
+    if not any(map(LOGGED_ERROR.search, traceback.lines_around[:1])):
         return False
-    below = (record for record in found.stream.tail if record.number > found.lines[1])
+    below = (record for record in traceback.stream.tail if record.number > traceback.lines[1])
     return sum(map(is_substantial, below)) >= _MIN_LINES_AFTER_LOGGED

@@ -59,14 +59,14 @@ def _list_shapes(records: Iterable[LogRecord]) -> set[str]:
 
 
 def _falls_back(tail: Iterable[LogRecord], number: int) -> bool:
-    most: dict[tuple[str, str], int] = {}
+    max_steps: dict[tuple[str, str], int] = {}
     for record in tail:
         progress = progress_in(record)
         if progress is None or is_noise(record.text) or _MENTIONED.search(record.text):
             continue
         kind = (progress.what.lower(), get_shape(record.text))
-        if record.number > number and progress.step < most.get(kind, -1) - _MAX_STEPS_BEHIND:
+        if record.number > number and progress.step < max_steps.get(kind, -1) - _MAX_STEPS_BEHIND:
             return True
         if record.number < number:
-            most[kind] = max(most.get(kind, -1), progress.step)
+            max_steps[kind] = max(max_steps.get(kind, -1), progress.step)
     return False

@@ -13,7 +13,7 @@ from firstfault_logs.attempts import TRAINING_STEP
 
 _MAX_LOOPS = 16
 """Counters with different names or totals in one stream; a data set of varying size has more."""
-_MAX_CONFIGURED = 8
+_MAX_CONFIGURED_TOTALS = 8
 """Different totals of a configuration that are kept for each unit."""
 _BRACKET_CHARS = 40
 """Characters at the begin of a line in which a counter in brackets ends."""
@@ -72,10 +72,10 @@ class CounterValue(NamedTuple):
 
 def list_counters(text: str) -> Iterator[CounterValue]:
     """Yield the counters in a line: the first one, and all others that have a total."""
-    for at, found in enumerate(TRAINING_STEP.finditer(text)):
-        total = int(found["total"] or 0)
+    for at, match in enumerate(TRAINING_STEP.finditer(text)):
+        total = int(match["total"] or 0)
         if total or not at:
-            yield CounterValue(found["what"].lower(), int(found["step"]), total)
+            yield CounterValue(match["what"].lower(), int(match["step"]), total)
     if has_brackets(text) and (bracket := _BRACKETED_STEP.match(text)) is not None:
         yield CounterValue(
             f"[{bracket['what'] or ''}]", int(bracket["step"]), int(bracket["total"])
@@ -184,11 +184,11 @@ class Loops:
             self._take(counter, epoch, number, text)
 
     def _take_range(self, text: str) -> bool:
-        found = _STEP_RANGE.search(text) if "tart" in text else None
-        if found is None:
+        match = _STEP_RANGE.search(text) if "tart" in text else None
+        if match is None:
             return False
-        begin = int(found["begin"])
-        end = int(found["end"])
+        begin = int(match["begin"])
+        end = int(match["end"])
         # with another begin, the end may be the last epoch, or one past it as in Python's
         # range
         if begin == 0 and end:
@@ -236,11 +236,11 @@ class Loops:
     def take_configuration(self, text: str) -> None:
         """Take the length of the training that a line names, if it does."""
         self._take_range(text)
-        for found in _CONFIGURED_COUNT.finditer(text):
-            unit = _EPOCH if found["epochs"] or found["epoch"] else _STEP
+        for match in _CONFIGURED_COUNT.finditer(text):
+            unit = _EPOCH if match["epochs"] or match["epoch"] else _STEP
             totals = self.configured.setdefault(unit, set())
-            if len(totals) < _MAX_CONFIGURED:
-                totals.add(int(found["total"].replace(",", "")))
+            if len(totals) < _MAX_CONFIGURED_TOTALS:
+                totals.add(int(match["total"].replace(",", "")))
 
     def find_finished(self) -> Loop | None:
         """Return the counter of the outer loop at its end, or None if there is none or another
@@ -275,9 +275,9 @@ class Loops:
         if len(self._loops) >= _MAX_LOOPS or self.is_unfinished():
             return []
         outer = (loop for loop in self._loops.values() if loop.total and loop.is_outer)
-        found = [loop for loop in outer if not loop.may_be_of_an_epoch]
+        whole = [loop for loop in outer if not loop.may_be_of_an_epoch]
         of_open = (loop for loop in self.open if loop.is_outer and totals.get(loop.unit))
         return [
-            *found,
+            *whole,
             *(loop for loop in of_open if loop.is_at_last_round(max(totals[loop.unit]))),
         ]

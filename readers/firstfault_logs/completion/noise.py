@@ -101,7 +101,9 @@ def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
         elif block is not None:
             block.append(record)
             if not record.text[:1].isspace():
-                frames = [found for one in block if (found := _LAST_FRAME.search(one.text))]
+                frames = [
+                    last_frame for one in block if (last_frame := _LAST_FRAME.search(one.text))
+                ]
                 kept += [] if is_at_exit([frame["function"] for frame in frames]) else block
                 del blocks[record.label]
         elif not _TEARDOWN_NOISE.search(record.text) and not is_continuation(record.text):

@@ -42,7 +42,7 @@ from firstfault_logs.launchers import ReportKind
 from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks, starts_at_program
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt, Stream
+    from firstfault_logs.attempt_logs import Attempt, Stream
     from firstfault_logs.completion.loops import Loop
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.tracebacks import Traceback
@@ -57,7 +57,7 @@ MAX_LATER_LINES = 40
 _MIN_RANKS = 2
 _MAX_TAIL_LINES = 1000
 """Lines at the end of each stream that are weighed; of many streams, fewer."""
-_MANY_STREAMS = 64
+_MAX_STREAMS_WITH_LONG_TAILS = 64
 _MAX_LINES_DOUBTED = 100
 """Lines above a result in which a failure takes its value away."""
 
@@ -135,14 +135,14 @@ def find_completion(attempt: Attempt) -> CompletionProof | None:
     by_file: dict[str, list[Stream]] = {}
     for stream in attempt.streams.values():
         by_file.setdefault(stream.file, []).append(stream)
-    found = [one for streams in by_file.values() if (one := _weigh(attempt, streams)) is not None]
-    return max(found, key=lambda one: one.kind, default=None)
+    proofs = [one for streams in by_file.values() if (one := _weigh(attempt, streams)) is not None]
+    return max(proofs, key=lambda one: one.kind, default=None)
 
 
 def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | None:
     """Return the proof in the lines of one file."""
-    most = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
-    tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
+    max_lines = _MAX_TAIL_LINES if len(streams) <= _MAX_STREAMS_WITH_LONG_TAILS else MAX_LATER_LINES
+    tails = [list(itertools.islice(reversed(stream.tail), max_lines))[::-1] for stream in streams]
     tail = sorted(itertools.chain.from_iterable(tails), key=lambda record: record.number)
     last_step = _find_last_step(streams, tail)
     opening = attempt.openings.get(streams[0].file, [])
@@ -204,10 +204,10 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
 
 def _find_noise(records: Sequence[LogRecord]) -> str:
     """Return the last line about an exception that ended nothing, or "" if there is none."""
-    found = (
+    noise = (
         record.text for record in reversed(records) if EXCEPTION_LINE.match(record.text.strip())
     )
-    return next(found, "")
+    return next(noise, "")
 
 
 def _quote(text: str) -> str:
@@ -225,12 +225,12 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
         for one in streams
         if one.progress is not None and one.progress.number < begin
     ]
-    found: set[tuple[float, ...]] = set()
+    places: set[tuple[float, ...]] = set()
     for record in reversed(tail):
         step = find_training_step(record)
         if step is not None:
-            found.add(find_place(step, record.text))
-            if len(found) >= MIN_STEPS_RESUMED:
+            places.add(find_place(step, record.text))
+            if len(places) >= MIN_STEPS_RESUMED:
                 return record.number
     return max(above, default=0)
 
@@ -315,12 +315,12 @@ def _find_ends_of_rounds(stream: Stream, streams: Sequence[Stream]) -> Iterator[
     for loop in stream.loops.list_ended(totals):
         if (end := find_end_of_last_round(stream.tail, loop)) is not None:
             yield end
-    for found in (
+    for record in (
         find_outer_bar(stream.tail, stream.loops),
         find_summary(stream.tail, stream.loops),
     ):
-        if found is not None:
-            yield found
+        if record is not None:
+            yield record
 
 
 def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> LogRecord | None:
@@ -349,8 +349,8 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
 
 def _is_finished_bar(text: str) -> bool:
     """Whether a line has the bar of an outer loop at its end."""
-    found = FINISHED_BAR.match(text) if "100%|" in text else None
-    return found is not None and found["step"] == found["total"]
+    bar = FINISHED_BAR.match(text) if "100%|" in text else None
+    return bar is not None and bar["step"] == bar["total"]
 
 
 def _counts_all(text: str, loop: Loop) -> bool:
@@ -365,7 +365,7 @@ def _counts_all(text: str, loop: Loop) -> bool:
     pairs = re.findall(r"(?<![\d.])(\d{1,9}) ?/ ?(\d{1,9})(?![\d.])", text)
     if not all(int(step) >= int(total) for step, total in pairs):
         return False
-    counters = (found["what"].lower() for found in _OPEN_COUNTER.finditer(text))
+    counters = (counter["what"].lower() for counter in _OPEN_COUNTER.finditer(text))
     return all(what == "epoch" and loop.spans_epochs for what in counters)
 
 
@@ -394,27 +394,31 @@ def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -
     The script that started it may print the line.
     """
     return any(
-        last_step < found.lines[0] < number
-        and not found.is_handled
-        and not is_at_exit([frame.function for frame in found.exception.frames])
-        and not _has_handled(found, streams)
-        and not _goes_on(found.stream, found.lines[1], number)
+        last_step < traceback.lines[0] < number
+        and not traceback.is_handled
+        and not is_at_exit([frame.function for frame in traceback.exception.frames])
+        and not _has_handled(traceback, streams)
+        and not _goes_on(traceback.stream, traceback.lines[1], number)
         for stream in streams
-        for found in find_tracebacks(stream)
+        for traceback in find_tracebacks(stream)
     )
 
 
-def _has_handled(found: Traceback, streams: Sequence[Stream]) -> bool:
+def _has_handled(traceback: Traceback, streams: Sequence[Stream]) -> bool:
     """Whether the same process caught an exception and then reported its success,
     or another process trained on without it.
     """
-    if not found.stream.label.is_process:
+    if not traceback.stream.label.is_process:
         return False
     trained_on = any(
-        one.label.is_process and one.progress is not None and one.progress.number > found.lines[1]
+        one.label.is_process
+        and one.progress is not None
+        and one.progress.number > traceback.lines[1]
         for one in streams
     )
-    return trained_on or (found.is_before_success and not starts_at_program(found.exception))
+    return trained_on or (
+        traceback.is_before_success and not starts_at_program(traceback.exception)
+    )
 
 
 def _goes_on(stream: Stream, begin: int, end: int) -> bool:

@@ -81,9 +81,9 @@ def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     It's the only one of its length, and a counter that is printed without its total ended with it.
     """
     bars = [
-        (int(found["total"]), record)
+        (int(bar["total"]), record)
         for record in tail
-        if "100%|" in record.text and (found := UNNAMED_BAR.match(record.text))
+        if "100%|" in record.text and (bar := UNNAMED_BAR.match(record.text))
     ]
     counts = Counter(total for total, _ in bars)
     if loops.is_unfinished():
@@ -118,11 +118,11 @@ def is_within_round(text: str, loop: Loop) -> bool:
     """
     if _BATCH_IN_BRACKETS.search(text) or _TIME_LEFT.search(text):
         return True
-    for found in TRAINING_STEP.finditer(text):
-        what = found["what"].lower()
-        if what not in {loop.what, "epoch"} and "global" not in what and not found["total"]:
+    for match in TRAINING_STEP.finditer(text):
+        what = match["what"].lower()
+        if what not in {loop.what, "epoch"} and "global" not in what and not match["total"]:
             return True
-    pairs = [(int(found["step"]), int(found["total"])) for found in _STEP_OF_TOTAL.finditer(text)]
+    pairs = [(int(match["step"]), int(match["total"])) for match in _STEP_OF_TOTAL.finditer(text)]
     return any(step < total and (step, total) != (loop.step, loop.total) for step, total in pairs)
 
 

@@ -66,13 +66,13 @@ def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     if loops.is_unfinished():
         return None
     steps = [
-        (at, found)
+        (at, progress)
         for at, record in enumerate(records)
-        if (found := progress_in(record)) is not None and not _MENTIONED_STEP.search(record.text)
+        if (progress := progress_in(record)) is not None and not _MENTIONED_STEP.search(record.text)
     ]
-    counted = Counter(found.what.lower() for _, found in steps)
+    counted = Counter(progress.what.lower() for _, progress in steps)
     unit = "epoch" if "epoch" in counted else next(iter(counted), "")
-    rounds = len({found.step for _, found in steps if found.what.lower() == unit})
+    rounds = len({progress.step for _, progress in steps if progress.what.lower() == unit})
     if rounds < _MIN_ROUNDS:
         return None
     return _find_below(records, steps[-1][0] + 1, rounds)

@@ -12,7 +12,7 @@ from firstfault_logs.framing.outputs import are_outputs_of_one_job
 from firstfault_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Attempt
+    from firstfault_logs.attempt_logs import Attempt
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.processes import Process
     from firstfault_logs.tracebacks import Traceback
@@ -50,7 +50,7 @@ def find_teardown_ends(
         (file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)
     ]
     begins += [(file, entry.number) for file, _, entry in attempt.entries]
-    begins += [(found.stream.file, found.lines[0]) for found in launcher_failures]
+    begins += [(traceback.stream.file, traceback.lines[0]) for traceback in launcher_failures]
     if any(_is_elsewhere(file, first, completion) for file, first in begins):
         return None
     above = _list_lines_above(attempt, completion)

@@ -294,16 +294,16 @@ def _has_result(text: str) -> bool:
     """Whether a line has a result of the whole job, and not of an epoch,
     a step or an evaluation.
     """
-    found = _FINAL_RESULT.search(text)
-    if found is None:
+    result = _FINAL_RESULT.search(text)
+    if result is None:
         return False
     # "epoch 6: early stopping" is about the epoch in which the training ended
-    is_counted = _COUNTED_STAGE.search(text[: found.start()]) is not None
-    if is_counted and not _STOPPED_EARLY.search(found[0]):
+    is_counted = _COUNTED_STAGE.search(text[: result.start()]) is not None
+    if is_counted and not _STOPPED_EARLY.search(result[0]):
         return False
     if _TRAINING_TIME.search(text):
         return True
-    is_of_stage = _DURATION.search(found[0]) and _STAGE_WORD.search(text)
+    is_of_stage = _DURATION.search(result[0]) and _STAGE_WORD.search(text)
     return not is_of_stage and _PER_ITEM.search(text) is None
 
 
@@ -332,26 +332,26 @@ def _has_sentence(text: str) -> bool:
     level = _LOW_LEVEL.search(text[:_MAX_HEADER_CHARS])
     begin = 0 if level is None else level.end()
     for sentence in (_END_SENTENCE, _INVERTED_END_SENTENCE):
-        found = sentence.search(text, begin)
-        if found is None:
+        match = sentence.search(text, begin)
+        if match is None:
             continue
-        before, after = text[: found.start()], text[found.end() :]
+        before, after = text[: match.start()], text[match.end() :]
         clause = _CLAUSE_BREAK.split(before)[-1]
         of_stage = _STAGE_WORD.search
-        if of_stage(found["between"]) or of_stage(clause[-40:]) or _ONE_OF_MANY.search(after):
+        if of_stage(match["between"]) or of_stage(clause[-40:]) or _ONE_OF_MANY.search(after):
             continue
         if _COUNTED_STAGE.search(before) or not _is_whole(text):
             continue
-        if _PENDING_WORD.search(clause + found[0]) or NEGATION.search(text[: found.end()]):
+        if _PENDING_WORD.search(clause + match[0]) or NEGATION.search(text[: match.end()]):
             continue
         return True
-    found = _SUCCESS_REPORT.search(text)
+    success = _SUCCESS_REPORT.search(text)
     return (
-        found is not None
-        and NEGATION.search(text[: found.end()]) is None
-        and _PENDING_WORD.search(text[: found.end()]) is None
+        success is not None
+        and NEGATION.search(text[: success.end()]) is None
+        and _PENDING_WORD.search(text[: success.end()]) is None
         and _is_whole(text)
-        and not _is_success_of_stage(text, found)
+        and not _is_success_of_stage(text, success)
     )
 
 
@@ -360,8 +360,8 @@ def is_success_of_anything(text: str) -> bool:
     "calibration completed successfully".
     """
     names_whole = _END_SENTENCE.search(text) or _INVERTED_END_SENTENCE.search(text)
-    found = None if names_whole else _SUCCESS_REPORT.search(text)
-    return found is not None and _SUCCESS_OF_ANY.search(found[0]) is not None
+    success = None if names_whole else _SUCCESS_REPORT.search(text)
+    return success is not None and _SUCCESS_OF_ANY.search(success[0]) is not None
 
 
 def _is_success_of_stage(text: str, success: re.Match[str]) -> bool:
@@ -381,9 +381,9 @@ def _is_success_of_stage(text: str, success: re.Match[str]) -> bool:
 
 def _is_whole(text: str) -> bool:
     """Whether no number in a line is a part of a whole: 370 of 1000, 37 %."""
-    parts = (found for found in _FRACTION.finditer(text))
-    percents = (float(found["percent"]) for found in _PERCENTAGE.finditer(text))
-    is_counted = all(int(found["part"]) >= int(found["whole"]) for found in parts)
+    parts = (fraction for fraction in _FRACTION.finditer(text))
+    percents = (float(percentage["percent"]) for percentage in _PERCENTAGE.finditer(text))
+    is_counted = all(int(fraction["part"]) >= int(fraction["whole"]) for fraction in parts)
     return is_counted and all(percent >= _ALL_PERCENT for percent in percents)
 
 

@@ -33,10 +33,10 @@ from firstfault_logs.launchers import parse_report
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
 _MAX_TEXT_CHARS = 2_000
-_MAX_FOLDED, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
+_MAX_FOLDED_KINDS, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
 _MAX_TRACEBACK_LINES = 150
 _MAX_STEPS = 100_000
-_MAX_COMPARED = 64
+_MAX_COMPARED_LINES = 64
 """Similar lines in which differences are looked for."""
 _MIN_SILENT_SECONDS = 60
 _LEVEL_CHARS = 200
@@ -197,32 +197,32 @@ class _DigestCollector(LogCollector):
 
     def _close_traceback(self, lines: list[QuotedLine]) -> None:
         template = make_template(lines[-1].text)
-        found = self.digest.tracebacks.get(template)
-        if found is not None:
-            found.count += 1
+        printed = self.digest.tracebacks.get(template)
+        if printed is not None:
+            printed.count += 1
         elif len(self.digest.tracebacks) < _MAX_TRACEBACKS:
-            found = self.digest.tracebacks[template] = PrintedTraceback(lines)
-        if found is not None and lines[-1].process:
-            found.processes.add(lines[-1].process)
+            printed = self.digest.tracebacks[template] = PrintedTraceback(lines)
+        if printed is not None and lines[-1].process:
+            printed.processes.add(lines[-1].process)
 
     def _fold(self, line: QuotedLine, weight: Weight) -> None:
         """Keep a noteworthy line, or count it as one more of its kind."""
         template = make_template(line.text)
-        found = self.digest.folded.get(template)
-        if found is None:
-            if len(self.digest.folded) >= _MAX_FOLDED:
+        folded = self.digest.folded.get(template)
+        if folded is None:
+            if len(self.digest.folded) >= _MAX_FOLDED_KINDS:
                 self.digest.dropped += 1
                 return
             if weight is Weight.FAILURE_WORD and classify(line.text).is_specific:
                 weight = Weight.FATAL
-            found = self.digest.folded[template] = FoldedLine(line, weight, line.number)
+            folded = self.digest.folded[template] = FoldedLine(line, weight, line.number)
         else:
-            found.count += 1
-            found.last_number = line.number
+            folded.count += 1
+            folded.last_number = line.number
         if line.process:
-            found.processes.add(line.process)
-        if len(found.texts) < _MAX_COMPARED:
-            found.texts.append(line.text)
+            folded.processes.add(line.process)
+        if len(folded.texts) < _MAX_COMPARED_LINES:
+            folded.texts.append(line.text)
 
     def finish(self) -> None:
         """Keep tracebacks that the log cuts off."""

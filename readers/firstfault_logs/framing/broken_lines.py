@@ -75,9 +75,9 @@ class PrefixedTracebacks:
     def cut(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""
         prefix = self._prefixes.get(label)
-        if TRACEBACK in text and (found := _glog_prefix().match(text)):
+        if TRACEBACK in text and (glog_prefix := _glog_prefix().match(text)):
             if text != f"{prefix}{_HEADER}" and len(self._prefixes) < _MAX_LABELS:
-                self._prefixes[label] = found[0]
+                self._prefixes[label] = glog_prefix[0]
                 return text
         elif prefix is None:
             return text
@@ -136,7 +136,7 @@ class BrokenLines:
     def _find_other_task(self, text: str) -> re.Match[str] | None:
         """Return the label of another task inside the name of a frame's file."""
         labels = _label_in_file().finditer(text) if _begin_of_frame().match(text) else ()
-        return next((found for found in labels if int(found[1]) in self._tasks), None)
+        return next((label for label in labels if int(label[1]) in self._tasks), None)
 
     def _is_begin(self, label: Label, text: str) -> bool:
         if text.startswith("Traceback"):

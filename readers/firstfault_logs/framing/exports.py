@@ -105,10 +105,10 @@ _LINE_TIME = LazyPattern(r"""
 
 
 def _is_newest_first(lines: Sequence[str]) -> bool:
-    found = [
+    all_times = [
         match["field"] or match["begin"] for line in lines if (match := _LINE_TIME.search(line))
     ]
-    times = [time for time, _ in itertools.groupby(found)]
+    times = [time for time, _ in itertools.groupby(all_times)]
     # processes that start together print the same lines in any order within a second
     if not times or _cut_to_seconds(times[0]) <= _cut_to_seconds(times[-1]):
         return False
@@ -163,17 +163,17 @@ def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     text = "\n".join(line for _, line in kept)
     decoder = json.JSONDecoder()
     at = 0
-    found = []
+    objects = []
     index, counted_to = 0, 0
     try:
         while (at := text.find("{", at)) >= 0:
             value, end = decoder.raw_decode(text, at)
             index, counted_to = index + text.count("\n", counted_to, at), at
-            found.append((kept[index][0], json.dumps(value)))
+            objects.append((kept[index][0], json.dumps(value)))
             at = end
     except (ValueError, RecursionError):
-        found = kept
-    return itertools.chain(found, lines)
+        objects = kept
+    return itertools.chain(objects, lines)
 
 
 def _find_wrapping_key(lines: Sequence[str]) -> str:

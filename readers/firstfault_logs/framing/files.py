@@ -52,8 +52,10 @@ def find_logs(paths: Sequence[Path], dumps: Collection[Path]) -> list[Log]:
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
-        found = (path for path in files_below(folder) if path not in dumps and _may_be_log(path))
-        names |= {path: str(path.relative_to(folder)) for path in found}
+        log_files = (
+            path for path in files_below(folder) if path not in dumps and _may_be_log(path)
+        )
+        names |= {path: str(path.relative_to(folder)) for path in log_files}
     jobs = {match["job"]: path.name for path in names if (match := _JOB_IN_NAME.search(path.name))}
     if len(jobs) > 1:
         raise BadDocumentError(ask_for_one(sorted(jobs.values())))
@@ -155,8 +157,8 @@ def _find_node_of_system_log(path: Path) -> str | None:
     """Return the node in the name of a system log, an empty string if the name has none, or None if
     the file is a log of a job.
     """
-    if found := _SYSTEM_LOG.match(path.stem):
-        return found["node"]
+    if match := _SYSTEM_LOG.match(path.stem):
+        return match["node"]
     if not _is_of_kernel(path):
         return None
     parts = _KERNEL_IN_NAME.split(path.stem, 1)

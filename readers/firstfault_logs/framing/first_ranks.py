@@ -40,15 +40,15 @@ class FirstRanks:
         if "nproc" in text or "--num" in text:
             self._take_command(text)
         if ("max_nodes" in text or "nproc_per_node" in text) and (
-            found := _compile(_FIELD).match(text)
+            field := _compile(_FIELD).match(text)
         ):
-            self._take_banner(found["name"], int(found["number"]))
+            self._take_banner(field["name"], int(field["number"]))
         elif "global_rank" in text or "num_local_procs" in text:
             self._take_ranks(text)
         if "spawned" in text and (spawned := _compile(_SPAWNED).search(text)):
             self.local_rank_by_pid[int(spawned["pid"])] = int(spawned["rank"])
         if "ank" in text and "ocal" in text:
-            ranks = (int(found["rank"]) for found in _compile(_LOCAL_RANK).finditer(text))
+            ranks = (int(match["rank"]) for match in _compile(_LOCAL_RANK).finditer(text))
             self.local_ranks.update(rank for rank in ranks if rank < _MAX_WORKERS)
 
     def find_first(self, world_size: int) -> int | None:
@@ -83,16 +83,16 @@ class FirstRanks:
             self.first = 0
 
     def _take_ranks(self, text: str) -> None:
-        if found := _compile(_RANKS).match(text):
-            ranks = [int(rank) for rank in found["ranks"].split(",") if rank.strip()]
+        if listed := _compile(_RANKS).match(text):
+            ranks = [int(rank) for rank in listed["ranks"].split(",") if rank.strip()]
             is_in_order = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
             self.first = ranks[0] if is_in_order else None
-        elif found := _compile(_DEEPSPEED).search(text):
-            self._node = int(found["rank"])
-            self.workers = int(found["count"])
+        elif numbers := _compile(_DEEPSPEED).search(text):
+            self._node = int(numbers["rank"])
+            self.workers = int(numbers["count"])
             self.first = self.workers * self._node
-        elif found := _compile(_DEEPSPEED_RANKS).search(text):
-            firsts = re.findall(r"\[(\d{1,6})", found["lists"])
+        elif lists := _compile(_DEEPSPEED_RANKS).search(text):
+            firsts = re.findall(r"\[(\d{1,6})", lists["lists"])
             # nodes may have different numbers of workers
             self.first = int(firsts[self._node]) if self._node < len(firsts) else None
 

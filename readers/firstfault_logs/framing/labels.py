@@ -21,7 +21,7 @@ from firstfault_logs import launchers
 from firstfault_logs.framing.exports import MESSAGE_KEYS, TIME_KEYS, parse_object
 from firstfault_logs.framing.lines import TRACEBACK, without_bars, without_colors
 
-_NEAR = 100
+_PREFIX_CHARACTERS_READ = 100
 _LABEL_FORMS = tuple(
     map(
         re.compile,
@@ -40,10 +40,10 @@ _LABEL_FORMS = tuple(
 """The forms of labels that are learned if most lines have one; the first two are numbers."""
 _MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
-_NEARLY_ALL = 0.9
+_NEARLY_ALL_SHARE = 0.9
 _MIN_LINES_OF_COLLECTOR = 20
-_LEAST_LINES, _FEW_LINES = 4, 2
-_HOURS = 24
+_MIN_LABELED_LINES, _MIN_LABELED_LINES_OF_RANKS = 4, 2
+_HOURS_PER_DAY = 24
 _MINUTES = re.compile(r"[0-5]\d(?=[:\s.,\]]|$)")
 """Behind an hour and a colon."""
 
@@ -214,8 +214,8 @@ class Prefixes:
             inherited: who wrote the file, according to its name.
         """
         form = self.learned_form
-        if self.inner is not None and form is not None and (found := form.match(line)):
-            return self.inner.parse(number, line[found.end() :], inherited)
+        if self.inner is not None and form is not None and (label_match := form.match(line)):
+            return self.inner.parse(number, line[label_match.end() :], inherited)
         return self._parse(number, line, inherited)
 
     def _parse(self, number: int, line: str, inherited: Label) -> Iterator[LogRecord]:
@@ -254,14 +254,14 @@ class Prefixes:
             if (
                 not is_labeled
                 and self.learned_form is not None
-                and (found := self.learned_form.match(text))
+                and (label_match := self.learned_form.match(text))
             ):
-                label = self._apply_label(label, found["name"])
+                label = self._apply_label(label, label_match["name"])
                 is_labeled = True
-                text = text[found.end() :]
+                text = text[label_match.end() :]
                 continue
             break
-        if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
+        if self.is_learned and not by_torch and "[rank" in text[:_PREFIX_CHARACTERS_READ]:
             label, text, by_torch = _find_torch_prefix(label, text)
         time_ns = time_ns or self._glogs(text)
         if fields := parse_object(text):
@@ -271,13 +271,13 @@ class Prefixes:
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
-        found = GLOG_STAMP.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
-        if found is None:
+        stamp = GLOG_STAMP.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
+        if stamp is None:
             return None
         return _to_ns(
-            f"{self.year}-{int(found['month']):02}-{found['day']}",
-            found["time"],
-            found["part"],
+            f"{self.year}-{int(stamp['month']):02}-{stamp['day']}",
+            stamp["time"],
+            stamp["part"],
             None,
         )
 
@@ -307,10 +307,15 @@ def learn_prefixes(lines: Sequence[str]) -> Prefixes:
     """
     outer = _learn_prefixes(lines)
     form = outer.learned_form
-    labeled = [found for line in lines if form is not None and (found := form.match(line))]
-    if len(labeled) < _MIN_LINES_OF_COLLECTOR or len({found["name"] for found in labeled}) > 1:
+    labeled = [
+        label_match for line in lines if form is not None and (label_match := form.match(line))
+    ]
+    if (
+        len(labeled) < _MIN_LINES_OF_COLLECTOR
+        or len({label_match["name"] for label_match in labeled}) > 1
+    ):
         return outer
-    inner = _learn_prefixes([found.string[found.end() :] for found in labeled])
+    inner = _learn_prefixes([label_match.string[label_match.end() :] for label_match in labeled])
     return replace(outer, inner=inner) if inner.stamped or inner.learned_form is not None else outer
 
 
@@ -330,15 +335,15 @@ _BEFORE_FRAME = LazyPattern(r'^(?P<before>.{1,120}?)[ ][ ]File[ ]"[^"]+",[ ]line
 
 
 def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
-    years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
+    years = Counter(stamp["date"][:4] for line in lines if (stamp := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
-    of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
+    of_frames = [frame["before"] for line in lines if (frame := _BEFORE_FRAME.match(line))]
     above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
-        stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL * len(texts)
+        stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL_SHARE * len(texts)
     known = Prefixes(stamped=stamped, year=year)
     bare = [record.text for line in texts for record in known.parse(0, line, Label())]
     rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
@@ -360,10 +365,10 @@ _TORCH_PREFIX = LazyPattern(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]:[ ]?")
 
 def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
     """Find torch's own prefix behind one that is too rare to be learned."""
-    found = _TORCH_PREFIX.search(text[: _NEAR + 20])
-    if found is None:
+    prefix = _TORCH_PREFIX.search(text[: _PREFIX_CHARACTERS_READ + 20])
+    if prefix is None:
         return label, text, False
-    return label._replace(rank=int(found["rank"])), text[found.end() :], True
+    return label._replace(rank=int(prefix["rank"])), text[prefix.end() :], True
 
 
 def _is_stamped(text: str) -> bool:
@@ -376,33 +381,33 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     if _are_times_or_counters(matches):
         return False
     names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
-    is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
-    least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
+    is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL_SHARE * len(lines)
+    min_lines = _MIN_LABELED_LINES_OF_RANKS if is_of_each_rank else _MIN_LABELED_LINES
     count = names.total()
-    enough = max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
+    enough = max(min_lines, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
-        found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
-        before = [match for text, match in found if _is_prefix(text[match.end() :])]
+        labeled = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
+        before = [match for text, match in labeled if _is_prefix(text[match.end() :])]
         names_none = map(_NO_LABEL.search, (match["name"] for match in before))
         return len(before) * 2 > len(of_frames) and not any(names_none)
     # a single name that only a part of the lines has is that of a program which writes between
     # others
-    is_of_several = len(names) > 1 or count >= _NEARLY_ALL * len(lines)
+    is_of_several = len(names) > 1 or count >= _NEARLY_ALL_SHARE * len(lines)
     return count >= enough and is_of_several and (is_of_each_rank or len(names) * 2 <= count)
 
 
 def _are_times_or_counters(matches: Sequence[re.Match[str]]) -> bool:
     """Whether numbers before lines are hours, or count the lines or the steps of one process."""
-    numbered = [found for found in matches if found["name"].isdecimal()]
+    numbered = [match for match in matches if match["name"].isdecimal()]
     if 2 * len(numbered) <= len(matches):
         return False
-    numbers = [int(found["name"]) for found in numbered]
-    times = sum(_MINUTES.match(found.string, found.end()) is not None for found in numbered)
-    if times >= _NEARLY_ALL * len(numbered) and max(numbers) < _HOURS:
+    numbers = [int(match["name"]) for match in numbered]
+    times = sum(_MINUTES.match(match.string, match.end()) is not None for match in numbered)
+    if times >= _NEARLY_ALL_SHARE * len(numbered) and max(numbers) < _HOURS_PER_DAY:
         return True
     is_rising = all(earlier < later for earlier, later in itertools.pairwise(numbers))
     # tasks are numbered from 0, and a file of one task repeats its number
-    return len(numbers) >= _LEAST_LINES and is_rising and numbers[0] > 1
+    return len(numbers) >= _MIN_LABELED_LINES and is_rising and numbers[0] > 1
 
 
 def _is_prefix(text: str) -> bool:
@@ -412,7 +417,7 @@ def _is_prefix(text: str) -> bool:
 
 def _outer(prefix: str) -> str:
     """Return the part before the known prefixes."""
-    ends = (found.end() for found in re.finditer(r"\s+", prefix))
+    ends = (match.end() for match in re.finditer(r"\s+", prefix))
     return next((prefix[:end] for end in ends if _is_prefix(prefix[end:])), prefix)
 
 
@@ -479,8 +484,8 @@ def parse_time_ns(text: str) -> int | None:
     """Return the time with which a text begins, nanoseconds since the Unix epoch, or None if the
     text doesn't begin with a time.
     """
-    found = _STAMP.match(text)
-    return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
+    stamp = _STAMP.match(text)
+    return _to_ns(stamp["date"], stamp["time"], stamp["part"], stamp["zone"]) if stamp else None
 
 
 _SUCCESSES = {"success", "successful", "succeeded", "completed", "finished", "ok"}

@@ -27,26 +27,26 @@ from firstfault.evidence.signatures import Pattern
 from firstfault.layout import RUN_MARK
 from firstfault.utils.lazy_pattern import LazyPattern
 
-_BLOCK = 256 * 1024
-_LONGEST_LINE = 64 * 1024
-_MOST_FILES = 20_000
-_DEPTH = 6
-_HEAD = 8 * 1024
+_BLOCK_BYTES = 256 * 1024
+_MAX_LINE_BYTES = 64 * 1024
+_MAX_FILES = 20_000
+_MAX_FOLDER_DEPTH = 6
+_HEAD_BYTES = 8 * 1024
 """Bytes by which to decide whether a file is text."""
-_MOST_CONTROLS = 0.1
+_MAX_CONTROLS_SHARE = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _ZIP, _TAR = b"PK\x03\x04", b"ustar"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """With one of them, a text in UTF-16 begins."""
-_TAR_AT = 257
+_TAR_MAGIC_OFFSET = 257
 """Where a tar archive has its mark."""
 _USUAL_SHARE = 1 / 8
 """Share of a block's lines from which on a word, as in "error=0.01",
 doesn't distinguish those about a failure.
 """
-_MIN_LINES_FOR_USUAL = 100
+_MIN_LINES_FOR_USUAL_WORDS = 100
 _BACKSPACES = re.compile("\x08+")
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -171,7 +171,7 @@ def find_unpack_command(begin: bytes, path: str) -> str:
     """
     if begin.startswith(_ZIP):
         return f"unzip {shlex.quote(path)}"
-    return f"tar xf {shlex.quote(path)}" if begin[_TAR_AT:].startswith(_TAR) else ""
+    return f"tar xf {shlex.quote(path)}" if begin[_TAR_MAGIC_OFFSET:].startswith(_TAR) else ""
 
 
 class Utf8Stream(io.RawIOBase):
@@ -189,7 +189,7 @@ class Utf8Stream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read at most as many bytes as fit. Return their number, which is 0 at the end."""
         while not self._rest:
-            data = self._stream.read1(_BLOCK)
+            data = self._stream.read1(_BLOCK_BYTES)
             self._rest = self._decoder.decode(data, final=not data).encode("utf-8", "replace")
             if not data:
                 break
@@ -203,17 +203,17 @@ def files_below(folder: Path) -> list[Path]:
     """Return the files in a folder, some levels deep, sorted;
     hidden ones and folders without end are left out.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for at, folders, names in os.walk(folder):
         here = Path(at)
-        is_deep = len(here.relative_to(folder).parts) >= _DEPTH
+        is_deep = len(here.relative_to(folder).parts) >= _MAX_FOLDER_DEPTH
         folders[:] = (
             [] if is_deep else sorted(name for name in folders if not _is_left_out(here / name))
         )
-        found += [here / name for name in names if not name.startswith(".")]
-        if len(found) > _MOST_FILES:
+        paths += [here / name for name in names if not name.startswith(".")]
+        if len(paths) > _MAX_FILES:
             break
-    return sorted(path for path in found[:_MOST_FILES] if path.is_file())
+    return sorted(path for path in paths[:_MAX_FILES] if path.is_file())
 
 
 def _is_left_out(folder: Path) -> bool:
@@ -230,9 +230,11 @@ def is_text(begin: bytes) -> bool:
     """Whether a file that begins so is a text."""
     controls = sum(
         byte < 8 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127}  # noqa: PLR2004
-        for byte in begin[:_HEAD]
+        for byte in begin[:_HEAD_BYTES]
     )
-    return b"\0" not in begin[:_HEAD] and controls <= _MOST_CONTROLS * max(len(begin[:_HEAD]), 1)
+    return b"\0" not in begin[:_HEAD_BYTES] and controls <= _MAX_CONTROLS_SHARE * max(
+        len(begin[:_HEAD_BYTES]), 1
+    )
 
 
 @cache
@@ -261,7 +263,7 @@ class _FailureFilter:
             return False
         text = block.lower()
         lines = block.count(b"\n")
-        enough = max(lines * _USUAL_SHARE, 1) if lines >= _MIN_LINES_FOR_USUAL else math.inf
+        enough = max(lines * _USUAL_SHARE, 1) if lines >= _MIN_LINES_FOR_USUAL_WORDS else math.inf
         if not is_found:
             # a usual word that is rare in this block may report a failure again
             counts = {word: text.count(word.encode()) for word in self._usual}
@@ -304,15 +306,15 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
     rest = b""
     read = getattr(stream, "read1", stream.read)
     with suppress(EOFError, OSError, zlib.error, lzma.LZMAError):  # half of a compressed file
-        while chunk := read(_BLOCK):
+        while chunk := read(_BLOCK_BYTES):
             end = chunk.rfind(b"\n") + 1
             if end:
                 yield rest + chunk[:end]
                 rest = chunk[end:]
             else:
                 rest += chunk
-            if len(rest) > _LONGEST_LINE:
-                rest = rest[: _LONGEST_LINE // 2] + rest[-_LONGEST_LINE // 2 :]
+            if len(rest) > _MAX_LINE_BYTES:
+                rest = rest[: _MAX_LINE_BYTES // 2] + rest[-_MAX_LINE_BYTES // 2 :]
     if rest:
         yield rest + b"\n"
 
@@ -326,9 +328,9 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
     has_returns = "\r" in text
     for at, whole in enumerate(text[:-1].split("\n"), number):
         line = without_colors(whole) if has_colors else whole
-        if len(line) > _LONGEST_LINE:
-            line = line[: _LONGEST_LINE // 2] + line[-_LONGEST_LINE // 2 :]
-        if (has_bars or has_returns) and '{"' not in line[:_HEAD]:
+        if len(line) > _MAX_LINE_BYTES:
+            line = line[: _MAX_LINE_BYTES // 2] + line[-_MAX_LINE_BYTES // 2 :]
+        if (has_bars or has_returns) and '{"' not in line[:_HEAD_BYTES]:
             yield from ((at, part) for part in without_bars(line))
         else:
             yield at, line

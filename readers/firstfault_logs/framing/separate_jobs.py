@@ -11,7 +11,7 @@ _MIN_GAP_NS = 600 * 1_000_000_000
 """Files of one job are written at the same time;
 this much time without a line in any of them separates jobs.
 """
-_MAX_LISTED = 10
+_MAX_LISTED_JOBS = 10
 
 
 class TimeSpan(NamedTuple):
@@ -42,8 +42,8 @@ def find_separate_jobs(spans: Mapping[str, TimeSpan]) -> list[list[str]]:
 
 def ask_for_one(names: Collection[str]) -> str:
     """Return an error message that lists a file of each job."""
-    listed = ", ".join(list(names)[:_MAX_LISTED])
-    more = " ..." if len(names) > _MAX_LISTED else ""
+    listed = ", ".join(list(names)[:_MAX_LISTED_JOBS])
+    more = " ..." if len(names) > _MAX_LISTED_JOBS else ""
     return f"the logs are of at least {len(names)} jobs ({listed}{more}); give those of one"
 
 

@@ -75,12 +75,12 @@ class SizeMarks:
     def take(self, text: str) -> None:
         """Take a line."""
         if "ank" in text or "RANK" in text:
-            for found in _compile(_NAMED_RANK).finditer(text):
-                self._name_ranks(found[1])
-            for found in _compile(_NAMED_AS_CURRENT).finditer(text):
-                self._name_ranks(found[1])
-            for found in _compile(_LISTED_RANKS).finditer(text):
-                self._name_ranks(found[1])
+            for match in _compile(_NAMED_RANK).finditer(text):
+                self._name_ranks(match[1])
+            for match in _compile(_NAMED_AS_CURRENT).finditer(text):
+                self._name_ranks(match[1])
+            for match in _compile(_LISTED_RANKS).finditer(text):
+                self._name_ranks(match[1])
         if any(word in text for word in _WORDS_OF_RANKS):
             self.ranks = max(self.ranks, _largest(_STATED_RANKS, text))
         if "nodes" in text or "NODES" in text:
@@ -126,6 +126,6 @@ class SizeMarks:
 
 def _largest(pattern: str, text: str) -> int:
     numbers = (
-        int(next(filter(None, found.groups()))) for found in _compile(pattern).finditer(text)
+        int(next(filter(None, match.groups()))) for match in _compile(pattern).finditer(text)
     )
     return max(numbers, default=0)

@@ -23,19 +23,24 @@ from flytekit.exceptions.user import FlyteEntityNotExistException
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
 from firstfault_torch.guard import call_with_timeout, try_call
 
-_SECONDS = 10.0
+_ADMIN_TIMEOUT_SECONDS = 10.0
 """How long flyteadmin may take for all answers together."""
-_PAGE = 100
+_PAGE_SIZE = 100
+"""Entries in one answer of flyteadmin."""
 _ATTEMPT = re.compile(r"[0-9]{1,9}")
-_DEEPEST = 8
+_MAX_NESTING_DEPTH = 8
 """Subworkflows, dynamic tasks and launch plans within each other."""
-_FORM = (
+_URI_FORM = (
     "flyte://project/domain/execution, then /node and /attempt if you want another than the one"
     " that failed"
 )
 
-_FAILED = {core.NodeExecution.FAILED, core.NodeExecution.FAILING, core.NodeExecution.TIMED_OUT}
-_FAILED_TASK = {core.TaskExecution.FAILED, core.TaskExecution.ABORTED}
+_FAILED_NODE_PHASES = {
+    core.NodeExecution.FAILED,
+    core.NodeExecution.FAILING,
+    core.NodeExecution.TIMED_OUT,
+}
+_FAILED_TASK_PHASES = {core.TaskExecution.FAILED, core.TaskExecution.ABORTED}
 
 
 def output_prefix(uri: str) -> str:
@@ -54,7 +59,7 @@ def output_prefix(uri: str) -> str:
         or not all(parts)
         or not (len(parts) < 5 or _ATTEMPT.fullmatch(parts[4]))  # noqa: PLR2004
     ):
-        raise UsageError(f"{uri!r} names no execution of Flyte; write {_FORM}")
+        raise UsageError(f"{uri!r} names no execution of Flyte; write {_URI_FORM}")
     config_file = get_config_file(None)
     if Platform.URL.read(config_file) is None:
         raise UsageError(
@@ -80,7 +85,7 @@ def output_prefix(uri: str) -> str:
 def _answer(ask: Callable[[], str], endpoint: str) -> str:
     """Return what `ask` returns, within the limit: flytekit's retries and logins have no limit."""
     answer, error = call_with_timeout(
-        partial(try_call, ask, Exception), _SECONDS, "asking flyteadmin"
+        partial(try_call, ask, Exception), _ADMIN_TIMEOUT_SECONDS, "asking flyteadmin"
     ) or (None, None)
     if answer is not None:
         return answer
@@ -88,7 +93,7 @@ def _answer(ask: Callable[[], str], endpoint: str) -> str:
     # without it.
     if error is None:
         raise FirstFaultError(
-            f"flyteadmin at {endpoint} didn't respond within {_SECONDS:g} s; check the endpoint"
+            f"flyteadmin at {endpoint} didn't respond within {_ADMIN_TIMEOUT_SECONDS:g} s; check the endpoint"
         )
     if isinstance(error, FirstFaultError):
         raise error
@@ -113,17 +118,19 @@ class _Admin:
     ) -> str:
         """Return the output prefix; see the function of the same name."""
         try:
-            found = self._client.get_execution(
+            known_execution = self._client.get_execution(
                 execution_pb2.WorkflowExecutionGetRequest(id=execution)
             )
         except FlyteEntityNotExistException as error:
-            raise ObjectNotFoundError(f"flyteadmin has no execution {uri!r}; {_FORM}") from error
+            raise ObjectNotFoundError(
+                f"flyteadmin has no execution {uri!r}; {_URI_FORM}"
+            ) from error
         if node:
             where = NodeExecutionIdentifier(node_id=node, execution_id=execution)
             return self._of_node(uri, where, attempt)
         failed = self._failed_node(execution)
         if failed is None:
-            phase = core.WorkflowExecution.Phase.Name(found.closure.phase)
+            phase = core.WorkflowExecution.Phase.Name(known_execution.closure.phase)
             raise ObjectNotFoundError(
                 f"no node of {uri!r} failed with a task; its phase is {phase}; name a node"
             )
@@ -137,7 +144,9 @@ class _Admin:
     ) -> NodeExecutionIdentifier | None:
         """Return the first node that failed and ran a task, in the order of their failures."""
         failed = [
-            node for node in self._list_nodes(execution, parent) if node.closure.phase in _FAILED
+            node
+            for node in self._list_nodes(execution, parent)
+            if node.closure.phase in _FAILED_NODE_PHASES
         ]
         for node in sorted(failed, key=lambda node: node.closure.updated_at.ToNanoseconds()):
             launched = node.closure.workflow_node_metadata.executionId
@@ -145,9 +154,9 @@ class _Admin:
             # Look inside a parent first. It usually fails because of a node inside it, in the same
             # execution (subworkflow, dynamic task) or in a launched one, and that node ran the task
             # with the documents.
-            if node.metadata.is_parent_node and depth < _DEEPEST:
+            if node.metadata.is_parent_node and depth < _MAX_NESTING_DEPTH:
                 deeper = self._failed_node(node.id.execution_id, node.id.node_id, depth + 1)
-            elif launched.name and depth < _DEEPEST:
+            elif launched.name and depth < _MAX_NESTING_DEPTH:
                 deeper = self._failed_node(launched, "", depth + 1)
             if deeper is not None:
                 return deeper
@@ -167,7 +176,8 @@ class _Admin:
             which = "has run no task" if attempt is None else f"has no attempt {attempt}"
             raise ObjectNotFoundError(f"node {node.node_id!r} of {uri!r} {which}")
         task = max(
-            tasks, key=lambda task: (task.closure.phase in _FAILED_TASK, task.id.retry_attempt)
+            tasks,
+            key=lambda task: (task.closure.phase in _FAILED_TASK_PHASES, task.id.retry_attempt),
         )
         for known in (task.closure.error.error_uri, task.closure.output_uri):
             if known:
@@ -201,7 +211,7 @@ def _list_pages(ask: Callable[[Any], Any], request: Callable[..., Any]) -> Itera
     """Yield flyteadmin's answers to a request, page by page."""
     token = ""
     while True:
-        page = ask(request(limit=_PAGE, token=token))
+        page = ask(request(limit=_PAGE_SIZE, token=token))
         yield page
         token = page.token
         if not token:

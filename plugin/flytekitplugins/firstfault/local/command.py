@@ -47,8 +47,8 @@ def _parse_environment(
 ) -> dict[str, str]:
     pairs = {}
     for value in values:
-        name, found, text = value.partition("=")
-        if not found or not name:
+        name, equals_sign, text = value.partition("=")
+        if not equals_sign or not name:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
         pairs[name] = text
     return pairs

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.local.pods import Pod
     from flytekitplugins.firstfault.local.runner import Running
 
-_PAUSE_S = 0.5
-_JOIN_S = 1.0
+_REFRESH_INTERVAL_SECONDS = 0.5
+_THREAD_JOIN_TIMEOUT_SECONDS = 1.0
 """Longest wait for a thread to end, seconds: the storage or the terminal may block it."""
-_NODES = 16
+_MAX_SHOWN_NODES = 16
 _RUNNING = "running"
 _STYLES = {
     State.ROOT.value: "bold red",
@@ -66,7 +66,7 @@ def _build_row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, 
     return is_fine, row.append(between).append_text(line)
 
 
-def shown_rows(rows: Sequence[tuple[bool, Text]], limit: int = _NODES) -> list[Text]:
+def shown_rows(rows: Sequence[tuple[bool, Text]], limit: int = _MAX_SHOWN_NODES) -> list[Text]:
     """Return at most `limit` rows, those of nodes with a problem first,
     and one that counts the rest.
     """
@@ -120,7 +120,7 @@ class AttemptView:
         with _catch_errors():
             self._live.stop()
             if self._ticker.is_alive():
-                self._ticker.join(_JOIN_S)
+                self._ticker.join(_THREAD_JOIN_TIMEOUT_SECONDS)
         # stop() has put the old sys.stderr back, so the handlers don't write to a proxy without a
         # view.
         for handler in self._handlers:
@@ -159,7 +159,7 @@ class AttemptView:
             with _catch_errors():
                 with contextlib.suppress(RuntimeError):  # the loop has already ended
                     loop.call_soon_threadsafe(following.cancel)
-                thread.join(_JOIN_S)
+                thread.join(_THREAD_JOIN_TIMEOUT_SECONDS)
 
     def __rich__(self) -> RenderableType:
         if not self._is_broken:
@@ -173,7 +173,7 @@ class AttemptView:
         return self._spinner
 
     async def _follow(self, reader: AttemptReader) -> None:
-        async for job in reader.follow(_PAUSE_S):
+        async for job in reader.follow(_REFRESH_INTERVAL_SECONDS):
             conclusion = reader.conclude_from(job)
             if conclusion is not None:
                 # Written in this thread, read by the ticker: replacing the reference is atomic, and
@@ -186,7 +186,7 @@ class AttemptView:
 
     def _tick(self) -> None:
         with _catch_errors():
-            while not self._ended.wait(_PAUSE_S):
+            while not self._ended.wait(_REFRESH_INTERVAL_SECONDS):
                 self._live.refresh()
 
     def _draw(self) -> RenderableType:

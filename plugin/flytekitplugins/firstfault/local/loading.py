@@ -89,11 +89,11 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
         raise UsageError(f"{file} cannot be imported: {text}") from error
     # import_module returns a module that is already loaded, such as the standard library's, if the
     # file has its name.
-    found = getattr(module, "__file__", None)
-    if found is None or Path(found).resolve() != file:
+    module_file = getattr(module, "__file__", None)
+    if module_file is None or Path(module_file).resolve() != file:
         raise UsageError(
             f"{file.name} cannot be imported: another module has its name,"
-            f" {found or 'a built-in one'}"
+            f" {module_file or 'a built-in one'}"
         )
     task = getattr(module, name, None)
     if isinstance(task, ElasticFunctionTask | PyTorchFunctionTask):
@@ -130,14 +130,14 @@ def _locate(error: BaseException, root: Path) -> str:
 
 def _suggest_option(error: BaseException) -> str:
     """Return the field of `Elastic` or `PyTorch` that a misspelled argument means, or ""."""
-    found = _UNKNOWN_ARGUMENT.match(str(error)) if isinstance(error, TypeError) else None
-    config = {kind.__name__: kind for kind in (Elastic, PyTorch)}.get(
-        found["type"] if found else ""
-    )
-    if found is None or config is None:
+    unknown = _UNKNOWN_ARGUMENT.match(str(error)) if isinstance(error, TypeError) else None
+    if unknown is None:
+        return ""
+    config = {kind.__name__: kind for kind in (Elastic, PyTorch)}.get(unknown["type"])
+    if config is None:
         return ""
     names = [field.name for field in dataclasses.fields(config)]
-    close = difflib.get_close_matches(found["name"], names, n=1)
+    close = difflib.get_close_matches(unknown["name"], names, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

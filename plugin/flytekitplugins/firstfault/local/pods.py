@@ -27,8 +27,8 @@ from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 
-_GRACE_S = 5.0
-_POLL_S = 0.02
+_STOP_GRACE_SECONDS = 5.0
+_EXIT_POLL_SECONDS = 0.02
 # If this process is killed before the new one calls prctl(), the signal never comes: then the
 # parent has changed, and the program isn't started.
 _BEGIN = """
@@ -125,12 +125,12 @@ def end_all(pods: Iterable[Pod]) -> None:
         left = [pod for pod in pods if pod.has_processes()]
         for pod in left:
             pod.signal(signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + _STOP_GRACE_SECONDS
         is_killed = False
         # SIGKILL is sent once. A process in an uninterruptible system call dies only when the call
         # returns, so keep waiting: the next attempt must not overlap with it.
         while left:
-            time.sleep(_POLL_S)
+            time.sleep(_EXIT_POLL_SECONDS)
             left = [pod for pod in left if pod.has_processes()]
             if not is_killed and time.monotonic() > deadline:
                 is_killed = True

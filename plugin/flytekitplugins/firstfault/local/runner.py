@@ -33,7 +33,7 @@ from flytekitplugins.firstfault.config import (
     PyTorch,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.flyte_engine import multi_error_files
+from flytekitplugins.firstfault.flyte_engine import writes_error_file_per_pod
 from flytekitplugins.firstfault.local import loading, shown
 from flytekitplugins.firstfault.local.pods import (
     JobState,
@@ -47,10 +47,10 @@ from flytekitplugins.firstfault.local.pods import (
 )
 from flytekitplugins.firstfault.local.stall_lines import StallLines
 
-_POLL_S = 0.02
-_ORPHANS_S = 5.0
-"""How long processes of an ended pod may run, seconds."""
-_LINGER_S = 20.0
+_PODS_POLL_SECONDS = 0.02
+_ORPHANS_TIMEOUT_SECONDS = 5.0
+"""How long processes of an ended pod may run."""
+_LINGER_TIMEOUT_SECONDS = 20.0
 """How long other pods may run after the job has ended, in addition to `settle_seconds`, seconds."""
 
 
@@ -277,7 +277,7 @@ def _run_attempt(
         # time limit.
         state = job_state(pods)
         if state is not None:
-            multi = multi_error_files(_pod_environment(plan, number, 0, 0))
+            multi = writes_error_file_per_pod(_pod_environment(plan, number, 0, 0))
             # Read now, as Flyte does when the operator reports the end: pods that still run may
             # write more files.
             seen = error_seen(prefix, state, multi_file=multi)
@@ -430,7 +430,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
 def _wait(is_done: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_done() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(_PODS_POLL_SECONDS)
 
 
 def _linger(pods: list[Pod], plan: _Plan) -> int | None:
@@ -444,10 +444,10 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     def have_ended() -> bool:
         return all(pod.exit_code is not None for pod in pods)
 
-    _wait(have_ended, plan.task.task_config.settle_seconds + _LINGER_S)
+    _wait(have_ended, plan.task.task_config.settle_seconds + _LINGER_TIMEOUT_SECONDS)
     ended_ns = time.time_ns() if have_ended() else None
     # workers of a dead agent still write a document about it
-    _wait(lambda: not any(pod.has_processes() for pod in pods), _ORPHANS_S)
+    _wait(lambda: not any(pod.has_processes() for pod in pods), _ORPHANS_TIMEOUT_SECONDS)
     return ended_ns
 
 

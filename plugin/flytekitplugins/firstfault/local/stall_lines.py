@@ -42,10 +42,10 @@ class StallLines:
         self._position += len(data)
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         self._partial_line = self._partial_line[-_MAX_BYTES_READ:]
-        found = []
+        stall_texts = []
         for line in lines:
             match = _STALL.match(line) or (_MORE.match(line) if self._has_stalled else None)
             if match is not None:
                 self._has_stalled = True
-                found.append(match["text"].decode("utf-8", "replace"))
-        return found
+                stall_texts.append(match["text"].decode("utf-8", "replace"))
+        return stall_texts

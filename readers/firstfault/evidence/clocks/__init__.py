@@ -21,7 +21,7 @@ _MIN_COPY_DELAY_SECONDS = 60
 """
 _MAX_CLOCK_SENTENCES = 3
 """Maximum number of wrong clocks that get a separate sentence."""
-_NEVER = 1 << 100
+_NEVER_NS = 1 << 100
 """Later than any time."""
 
 
@@ -37,104 +37,110 @@ class Clocks:
     def __init__(self, job: JobErrors) -> None:
         self._offsets = measure_offsets(job)
 
-    def offset(self, node: str) -> Offset:
+    def get_offset(self, node: str) -> Offset:
         """Return how much a node's clock is ahead of the storage's."""
         return self._offsets.get(node, Offset())
 
-    def before(self, first: WorkerError, second: WorkerError) -> bool:
+    def is_before(self, first: WorkerError, second: WorkerError) -> bool:
         """Whether one failure certainly happened before another."""
-        return self.gap_ns(first, second) > 0
+        return self.get_min_gap_ns(first, second) > 0
 
-    def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
+    def get_min_gap_ns(self, first: WorkerError, second: WorkerError) -> int:
         """Return the minimum time from the first failure to the second, nanoseconds;
         0 if their order isn't certain.
         """
         if _share_a_clock(first, second):
-            return bound_failure_time(first.monotonic_ns or 0, first).ahead_ns(
+            return bound_failure_time(first.monotonic_ns or 0, first).get_min_gap_ns(
                 bound_failure_time(second.monotonic_ns or 0, second)
             )
-        one = self._on_storage(first)
-        other = self._on_storage(second)
-        return 0 if one is None or other is None else one.ahead_ns(other)
+        one = self._bound_storage_time(first)
+        other = self._bound_storage_time(second)
+        return 0 if one is None or other is None else one.get_min_gap_ns(other)
 
-    def interval_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
+    def bound_time_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
         """Return the bounds of the time from the first record to the second, in nanoseconds.
         Negative values mean that the second record is the earlier one.
 
         None if a failure has no recorded time, or the offset of a node's clock isn't known.
         """
         if _share_a_clock(first, second):
-            apart = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
-            return Interval(apart, apart)
+            gap_ns = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
+            return Interval(gap_ns, gap_ns)
         if first.timestamp_ns is None or second.timestamp_ns is None:
             return None
-        apart = second.timestamp_ns - first.timestamp_ns
+        gap_ns = second.timestamp_ns - first.timestamp_ns
         if first.node and first.node == second.node and first.boot_id == second.boot_id:
-            return Interval(apart, apart)
-        one = self.offset(first.node)
-        other = self.offset(second.node)
+            return Interval(gap_ns, gap_ns)
+        one = self.get_offset(first.node)
+        other = self.get_offset(second.node)
         if not (one.is_known and other.is_known):
             return None
-        return Interval(apart + one.low - other.high, apart + one.high - other.low)
+        return Interval(gap_ns + one.low - other.high, gap_ns + one.high - other.low)
 
     @staticmethod
-    def noticed_after_ns(failure: WorkerError) -> int:
+    def get_max_notice_delay_ns(failure: WorkerError) -> int:
         """Return how much older than its record a failure may be, nanoseconds;
         0 if the failed process recorded it.
         """
         return -bound_failure_time(0, failure).low
 
-    def _on_storage(self, failure: WorkerError) -> Interval | None:
+    def _bound_storage_time(self, failure: WorkerError) -> Interval | None:
         if failure.timestamp_ns is None:
             return None
         moment = bound_failure_time(failure.timestamp_ns, failure)
-        offset = self.offset(failure.node)
+        offset = self.get_offset(failure.node)
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
     def may_be_first(self, failures: Sequence[WorkerError]) -> list[bool]:
         """Return for each failure whether it may have been the first. Takes linear time."""
         moments = [
-            (failure, _get_clock(failure), self._on_storage(failure)) for failure in failures
+            (failure, _get_clock(failure), self._bound_storage_time(failure))
+            for failure in failures
         ]
         earliest = _Earliest(
-            (clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments
+            (clock, item.monotonic_ns, at.high if at else _NEVER_NS) for item, clock, at in moments
         )
         may_be_first = []
         for failure, clock, moment in moments:
-            there = earliest.elsewhere(clock)
+            there = earliest.find_elsewhere(clock)
             # certainly later: another failure's upper bound lies before this one's lower bound
             here = (
                 clock
-                and earliest.own[clock] < bound_failure_time(failure.monotonic_ns or 0, failure).low
+                and earliest.by_clock[clock]
+                < bound_failure_time(failure.monotonic_ns or 0, failure).low
             )
             elsewhere = there is not None and moment is not None and there < moment.low
             may_be_first.append(not here and not elsewhere)
         return may_be_first
 
-    def before_all(self, failures: Sequence[WorkerError]) -> Callable[[WorkerError], bool]:
+    def make_before_all_check(
+        self, failures: Sequence[WorkerError]
+    ) -> Callable[[WorkerError], bool]:
         """Return a function that checks whether a failure certainly happened before all of these,
         in constant time.
         """
-        moments = ((failure, self._on_storage(failure)) for failure in failures)
+        moments = ((failure, self._bound_storage_time(failure)) for failure in failures)
         earliest = _Earliest(
             (
                 _get_clock(item),
                 bound_failure_time(item.monotonic_ns or 0, item).low,
-                at.low if at else -_NEVER,
+                at.low if at else -_NEVER_NS,
             )
             for item, at in moments
         )
 
         def is_before_all(failure: WorkerError) -> bool:
             clock = _get_clock(failure)
-            moment = self._on_storage(failure)
-            there = earliest.elsewhere(clock)
-            here = not clock or (failure.monotonic_ns or 0) < earliest.own.get(clock, _NEVER)
+            moment = self._bound_storage_time(failure)
+            there = earliest.find_elsewhere(clock)
+            here = not clock or (failure.monotonic_ns or 0) < earliest.by_clock.get(
+                clock, _NEVER_NS
+            )
             return here and (there is None or (moment is not None and moment.high < there))
 
         return is_before_all
 
-    def sentences(self) -> list[tuple[str, tuple[str, ...]]]:
+    def describe_wrong_clocks(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return sentences about clocks that are certainly wrong, each with the names of its nodes.
 
         The worst clocks get a sentence each; the last sentence counts the remaining clocks.
@@ -170,15 +176,15 @@ class _Earliest:
         """Take for each moment the name of its monotonic clock, the time by it,
         and the time by the storage's clock.
         """
-        self.own: dict[str, int] = {}
+        self.by_clock: dict[str, int] = {}
         stored: dict[str, int] = {}
         for clock, ticks, moment in moments:
-            self.own[clock] = min(ticks or 0, self.own.get(clock, _NEVER))
-            stored[clock] = min(moment, stored.get(clock, _NEVER))
+            self.by_clock[clock] = min(ticks or 0, self.by_clock.get(clock, _NEVER_NS))
+            stored[clock] = min(moment, stored.get(clock, _NEVER_NS))
         # two clocks are enough: `elsewhere` excludes one
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
-    def elsewhere(self, clock: str) -> int | None:
+    def find_elsewhere(self, clock: str) -> int | None:
         """Return the earliest time by the storage's clock, without moments by `clock`, or None if
         there is no such moment.
         """

@@ -22,7 +22,7 @@ class Interval:
     low: int
     high: int
 
-    def ahead_ns(self, other: Interval) -> int:
+    def get_min_gap_ns(self, other: Interval) -> int:
         """Return the minimum time from this moment to `other`;
         0 if the intervals overlap or the order is reversed.
         """
@@ -34,15 +34,15 @@ def bound_failure_time(moment_ns: int, failure: WorkerError) -> Interval:
     `moment_ns`; otherwise the failure may have been earlier.
     """
     if failure.writer in {Writer.WORKER, Writer.STOCK}:
-        late = 0 if failure.subject is Subject.WORKER else _MAX_LOSS_NOTICE_NS
+        max_delay_ns = 0 if failure.subject is Subject.WORKER else _MAX_LOSS_NOTICE_NS
     elif failure.exception is not None and failure.subject is Subject.WORKER:
         # the agent found the exception in torch's error file after the exit, which a slow teardown
         # may delay
-        late = _MAX_REPORT_DELAY_NS
+        max_delay_ns = _MAX_REPORT_DELAY_NS
     else:
-        late = (
+        max_delay_ns = (
             _MAX_LOSS_NOTICE_NS
             if failure.subject is Subject.AGENT and failure.category == "node_lost"
             else _MAX_EXIT_NOTICE_NS
         )
-    return Interval(moment_ns - late, moment_ns)
+    return Interval(moment_ns - max_delay_ns, moment_ns)

@@ -38,10 +38,12 @@ def measure_offsets(job: JobErrors) -> dict[str, Offset]:
     highs: defaultdict[str, list[int]] = defaultdict(list)
     for node, document, recorded, upload_delay in _iter_uploads(job.failures):
         stored = document.last_modified_ns or 0
-        whole = STORAGE_RESOLUTION_NS if stored % NS_PER_SECOND == 0 else NS_PER_SECOND // 20
+        resolution_ns = (
+            STORAGE_RESOLUTION_NS if stored % NS_PER_SECOND == 0 else NS_PER_SECOND // 20
+        )
         # The object's time lies between the start of its upload and the storage's answer. The start
         # bounds the offset from below, the receipt bounds it from above.
-        low = recorded + upload_delay - stored - whole
+        low = recorded + upload_delay - stored - resolution_ns
         lows[node] = max(low, lows.get(node, low))
         if document.name in took:
             highs[node].append(max(recorded + took[document.name] - stored, low))
@@ -64,16 +66,20 @@ def _iter_uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, Docume
     two, in flight and at its end.
     """
     for failure in failures:
-        several = len(failure.documents) > 1
+        has_several = len(failure.documents) > 1
         for document in failure.documents:
-            key = ErrorKey.parse(document.name) if several else None
+            key = ErrorKey.parse(document.name) if has_several else None
             recorded = (
-                key.timestamp_ns if key is not None else None if several else failure.timestamp_ns
+                key.timestamp_ns
+                if key is not None
+                else None
+                if has_several
+                else failure.timestamp_ns
             )
             if recorded is not None and document.last_modified_ns is not None:
                 yield (
                     failure.node,
                     document,
                     recorded,
-                    0 if several else failure.upload_delay_ns or 0,
+                    0 if has_several else failure.upload_delay_ns or 0,
                 )

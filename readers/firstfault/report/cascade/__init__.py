@@ -89,14 +89,16 @@ def _get_event_time(
     """
     if origin is None:
         return None, None
-    apart = Interval(0, 0) if failure is origin else clocks.interval_between(origin, failure)
-    if apart is not None:
+    gap = Interval(0, 0) if failure is origin else clocks.bound_time_between(origin, failure)
+    if gap is not None:
         # an agent notices an exit late, but records when it stopped a process
-        early = 0 if failure.stopped_by_agent else clocks.noticed_after_ns(failure)
+        early = 0 if failure.stopped_by_agent else clocks.get_max_notice_delay_ns(failure)
         late = (
-            0 if failure is origin or origin.stopped_by_agent else clocks.noticed_after_ns(origin)
+            0
+            if failure is origin or origin.stopped_by_agent
+            else clocks.get_max_notice_delay_ns(origin)
         )
-        return (apart.low + apart.high) // 2, Interval(apart.low - early, apart.high + late)
+        return (gap.low + gap.high) // 2, Interval(gap.low - early, gap.high + late)
     if failure.timestamp_ns is None or origin.timestamp_ns is None:
         return None, None
     # the clocks can't be compared: without bounds, the difference of the wall clocks is only a

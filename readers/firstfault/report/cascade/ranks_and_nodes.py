@@ -12,7 +12,7 @@ from firstfault.report.engine_words import find_engine_words
 from firstfault.report.headline import summarize_failure
 from firstfault.report.states import State
 
-_LARGEST_WORLD = 100_000
+_MAX_WORLD_SIZE = 100_000
 """A document with a larger world size is damaged."""
 
 
@@ -95,7 +95,7 @@ def world_size(job: JobErrors) -> int:
     # the size comes from a document, and `list_ranks` makes an entry for each rank: without a
     # limit a damaged size would exhaust the memory
     stated = max((failure.place.world_size for failure in job.failures), default=0)
-    return stated if stated <= _LARGEST_WORLD else 0
+    return stated if stated <= _MAX_WORLD_SIZE else 0
 
 
 def list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:

@@ -9,7 +9,7 @@ from firstfault.evidence.clocks import Interval
 from firstfault.model import WorkerError
 from firstfault.model.failure import JOB_END_WORDS
 from firstfault.report.formatting import (
-    TENTH,
+    BOUNDS_PRECISION_FACTOR,
     format_ranks,
     format_shift,
     format_signed,
@@ -53,7 +53,7 @@ class Event:
         if self.bounds is None:
             return f"about {format_signed(self.at_ns)}"
         # bounds narrower than a tenth of the time are as good as one number
-        if (self.bounds.high - self.bounds.low) * TENTH <= abs(
+        if (self.bounds.high - self.bounds.low) * BOUNDS_PRECISION_FACTOR <= abs(
             self.at_ns
         ) or self.bounds.low == self.bounds.high:
             return format_signed(self.at_ns)

@@ -69,7 +69,7 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
     elif high > 0:
         # the time of the root cause is unknown: times are counted from the first victim
         yield f"within {duration(high)}"
-    if others and all(clocks.before(first.failure, other.failure) for other in others):
+    if others and all(clocks.is_before(first.failure, other.failure) for other in others):
         name = (
             f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
         )
@@ -96,7 +96,7 @@ def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
     ):
         unknown = set()  # in a log, a process without a node may be on any
     if unknown:  # the unknown clock may be the reference of all comparisons
-        unknown = {node for node in timed_nodes if not clocks.offset(node).is_known} or unknown
+        unknown = {node for node in timed_nodes if not clocks.get_offset(node).is_known} or unknown
     widths = [
         event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None
     ]

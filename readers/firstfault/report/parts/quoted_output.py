@@ -9,7 +9,7 @@ from firstfault.report.data import Report
 from firstfault.report.states import State
 from firstfault.utils.text import printable
 
-_MAX_STACK_LINE = 200
+_MAX_LINE_CHARACTERS = 200
 """Characters of one line of a stack or log."""
 _MAX_SUSPECTS = 5
 """Failures that may be the root cause and have their stack and log shown."""
@@ -60,7 +60,7 @@ def _list_lines(text: str) -> list[str]:
     """
     lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
     return [
-        line if len(line) <= _MAX_STACK_LINE else line[: _MAX_STACK_LINE - 3] + "..."
+        line if len(line) <= _MAX_LINE_CHARACTERS else line[: _MAX_LINE_CHARACTERS - 3] + "..."
         for line in lines
         if line
     ]

@@ -11,15 +11,15 @@ from firstfault.report.headline import summarize_failure
 from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import counted, one_line
 
-_MAX_RESTART_LINE = 300
+_MAX_RESTART_CHARACTERS = 300
 """Characters of the line about a restart."""
-_MAX_RECOVERED = 20
+_MAX_RECOVERED_FAILURES = 20
 """Recovered failures that are listed."""
 _MAX_STALLED_RANKS = 3
 """Ranks that a line about stalls names."""
 
 
-def recovered_lines(job: JobErrors, limit: int = _MAX_RECOVERED) -> list[str]:
+def recovered_lines(job: JobErrors, limit: int = _MAX_RECOVERED_FAILURES) -> list[str]:
     """Return the first `limit` failures that the job recovered from, one a line,
     and how many more there are.
 
@@ -48,7 +48,7 @@ def restart_line(record: RestartRecord) -> str:
         else ""
     )
     text = f"{name_restart(record)}: {record.headline} (restarted: {record.reason}{took}{resized})"
-    return one_line(text, _MAX_RESTART_LINE)
+    return one_line(text, _MAX_RESTART_CHARACTERS)
 
 
 def list_stalls(job: JobErrors) -> list[RestartRecord]:

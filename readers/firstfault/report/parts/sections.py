@@ -26,7 +26,7 @@ from firstfault.utils.text import counted, one_line
 LOG_TITLE = "Last lines of its log"
 STACK_TITLE = "Stack"
 _PLACE_FACTS = {"Rank", "Node", "Pod", "Machine"}
-_MAX_VICTIM_LINE = 160
+_MAX_VICTIM_CHARACTERS = 160
 """Characters of the line about a victim."""
 _MAX_VICTIMS = 8
 """Maximum number of listed victims; further ones are counted."""
@@ -194,7 +194,8 @@ def _list_victims(report: Report) -> Iterator[Fact]:
 
 def _build_list_fact(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
     lines = [
-        f"rank {rank}: {one_line(line, _MAX_VICTIM_LINE)}" for rank, line in victims[:_MAX_VICTIMS]
+        f"rank {rank}: {one_line(line, _MAX_VICTIM_CHARACTERS)}"
+        for rank, line in victims[:_MAX_VICTIMS]
     ]
     lines += [f"and {count - len(lines)} more"] if lines and count > len(lines) else []
     return Fact(name, text, tuple(lines))
