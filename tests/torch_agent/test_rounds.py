@@ -139,7 +139,7 @@ class Node:
         self.outcome = self.peers.broadcast
 
     def await_all(self) -> FailureNotice | None:
-        return self.peers.await_all(self.wake)
+        return self.peers.exit_barrier.await_all(self.wake)
 
 
 @pytest.fixture
