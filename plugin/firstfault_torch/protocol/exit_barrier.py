@@ -11,6 +11,7 @@
 | CONFIRMING | counts itself among the agents that know it | the store answers |
 | AWAITING_ACKS | waits until all agents know it | all know it; 2 s |
 | READING_ROSTER | without a store: reads which nodes have finished | the storage answers |
+| AWAITING_ROSTER | waits for the entries of the others | the next look; 10 s |
 | ASKING | after a restart: asks whether a node failed for good | the store answers |
 | CLOSING | closes the rendezvous: this node can't restart | it is closed |
 | ENDED | nothing | |
@@ -23,7 +24,9 @@ Rules; `tests/protocol` has a test of each, and plays schedules in which they ar
 3. An agent that knows that all nodes have finished stays until all agents know it: the store may
    be in its process. From then on a signal doesn't fail it.
 4. A node that has finished can't restart: it makes another node's restart a fatal failure.
-5. Without the store, the roster decides; without both, the job counts as finished, as in torch.
+5. Without the store, the roster decides; without both, the job counts as finished, as in torch. A
+   store that hasn't answered for five minutes, torch's limit, is lost. The uploads of other nodes
+   take a moment.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer to `CountIn`: how many agents are counted now, None without an answer."""
+    """The answer to `CountIn`: how many agents are counted now, None without an answer. A late
+    answer may follow while this agent waits.
+    """
 
     number: int | None
 
@@ -127,6 +132,8 @@ class RosterRead:
 
     has_all: bool | None
     """Whether all nodes have succeeded; None without a folder that they share."""
+    has_failure: bool = False
+    """Whether a node has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,11 +328,13 @@ class BarrierPhase(Enum):
     CONFIRMING = "confirming"
     AWAITING_ACKS = "awaiting acks"
     READING_ROSTER = "reading roster"
+    AWAITING_ROSTER = "awaiting roster"
     ASKING = "asking"
     CLOSING = "closing"
     ENDED = "ended"
 
 
+_ENTERS = {BarrierPhase.ENTERING, BarrierPhase.WAITING}
 _WAITS_FOR_OUTCOME = {
     BarrierPhase.ENTERING,
     BarrierPhase.POLLING,
@@ -343,9 +352,11 @@ class BarrierLimits:
     poll: float
     check: float
     """Between two checks of the names, and of the outcome."""
-    foreign_agents: float
-    """After this an agent without firstfault isn't waited for."""
+    barrier: float
+    """Torch's limit. After this, an agent without firstfault or a silent store isn't waited for."""
     acks: float
+    roster: float
+    """For the roster entries of all nodes, without a store."""
 
 
 def build_barrier_limits() -> BarrierLimits:
@@ -353,8 +364,9 @@ def build_barrier_limits() -> BarrierLimits:
     return BarrierLimits(
         poll=time_limits.EXIT_BARRIER_POLL_SECONDS,
         check=time_limits.EXIT_BARRIER_LOG_INTERVAL_SECONDS,
-        foreign_agents=time_limits.EXIT_BARRIER_TIMEOUT_SECONDS,
+        barrier=time_limits.EXIT_BARRIER_TIMEOUT_SECONDS,
         acks=time_limits.FINISH_ACKS_TIMEOUT_SECONDS,
+        roster=time_limits.EXIT_ROSTER_TIMEOUT_SECONDS,
     )
 
 
@@ -380,6 +392,9 @@ class ExitBarrier:
         self._acks_until = 0.0
         self._restart: Notice | None = None
         """A failure after which another node wants to restart."""
+        self._answered_at = 0.0
+        """When the store answered last on a connection that was opened at the exit."""
+        self._roster_until = 0.0
         self._lost = ""
 
     def handle(  # noqa: C901, PLR0912 - one case for each event
@@ -392,6 +407,8 @@ class ExitBarrier:
                 return self._enter(now)
             case TimePassed() if phase is BarrierPhase.WAITING:
                 return self._check() if now >= self._check_at else self._poll()
+            case TimePassed() if phase is BarrierPhase.AWAITING_ROSTER:
+                return self._ask(BarrierPhase.READING_ROSTER, ReadRoster())
             case TimePassed() | AcksAwaited() if phase is BarrierPhase.AWAITING_ACKS:
                 return self._end(Succeed())
             case AllFinished() if phase in _WAITS_FOR_OUTCOME:
@@ -401,10 +418,11 @@ class ExitBarrier:
             case OutcomeUnknown() | StoreLost() if phase is BarrierPhase.ANNOUNCING:
                 return self._confirm(now)  # whatever becomes of the store, all nodes have finished
             case StoreLost(why) if phase in _WAITS_FOR_OUTCOME:
-                self._lost = why
-                return self._ask(BarrierPhase.READING_ROSTER, ReadRoster())
-            case Counted(number) if phase is BarrierPhase.ENTERING:
-                return self._take_number(number)
+                return self._lose_store(why, now)
+            case Counted(number) if number == self._nodes and phase in _ENTERS:
+                return [MarkComplete(BarrierCounter.ENTERED), *self._announce()]
+            case Counted() if phase is BarrierPhase.ENTERING:
+                return self._poll()
             case Counted(number) if phase is BarrierPhase.CONFIRMING:
                 return self._take_acks(number, now)
             case Polled(is_complete) if phase is BarrierPhase.POLLING:
@@ -413,8 +431,8 @@ class ExitBarrier:
                 return self._take_names(names, now)
             case AgentsCounted(number) if phase is BarrierPhase.COUNTING:
                 return self._take_agents(number, now)
-            case RosterRead(has_all) if phase is BarrierPhase.READING_ROSTER:
-                return self._take_roster(has_all)
+            case RosterRead() if phase is BarrierPhase.READING_ROSTER:
+                return self._take_roster(event, now)
             case FatalFailureRead(found) if phase is BarrierPhase.ASKING:
                 return self._take_fatal_failure(found)
             case RendezvousClosed() if phase is BarrierPhase.CLOSING and self._restart is not None:
@@ -432,15 +450,11 @@ class ExitBarrier:
     # --- until all nodes have finished --------------------------------------------------------
 
     def _enter(self, now: float) -> list[BarrierInstruction]:
+        self._answered_at = now
         self._check_at = now + self._limits.check
         # one node per second: the answer is large
-        self._count_at = now + self._limits.foreign_agents + self._own
+        self._count_at = now + self._limits.barrier + self._own
         return self._ask(BarrierPhase.ENTERING, CountIn(BarrierCounter.ENTERED))
-
-    def _take_number(self, number: int | None) -> list[BarrierInstruction]:
-        if number == self._nodes:
-            return [MarkComplete(BarrierCounter.ENTERED), *self._announce()]
-        return self._poll()
 
     def _poll(self) -> list[BarrierInstruction]:
         return self._ask(BarrierPhase.POLLING, PollBarrier())
@@ -460,7 +474,10 @@ class ExitBarrier:
 
     def _take_names(self, names: bytes | None, now: float) -> list[BarrierInstruction]:
         self._check_at = now + self._limits.check
+        if names is None and now >= self._answered_at + self._limits.barrier:
+            return self._lose_store("it doesn't answer", now)
         if names is not None:
+            self._answered_at = now
             self._has_named_itself = True
             if len(set(names.split())) >= self._nodes:
                 return self._announce()
@@ -495,10 +512,22 @@ class ExitBarrier:
 
     # --- a failure ----------------------------------------------------------------------------
 
-    def _take_roster(self, has_all: bool | None) -> list[BarrierInstruction]:
-        if has_all is None:
+    def _lose_store(self, why: str, now: float) -> list[BarrierInstruction]:
+        self._lost = why
+        self._roster_until = now + self._limits.roster
+        return self._ask(BarrierPhase.READING_ROSTER, ReadRoster())
+
+    def _take_roster(self, roster: RosterRead, now: float) -> list[BarrierInstruction]:
+        if roster.has_all is None:
             return self._end(Succeed(unknown=self._lost))
-        return self._end(Succeed() if has_all else FailWithoutStore(self._lost))
+        if roster.has_all:
+            return self._end(Succeed())
+        if roster.has_failure or now >= self._roster_until:
+            return self._end(FailWithoutStore(self._lost))
+        # The host may have ended because all nodes have finished, before their entries are there.
+        self.phase = BarrierPhase.AWAITING_ROSTER
+        self.deadline = now + self._limits.poll
+        return []
 
     def _fail(self, notice: Notice) -> list[BarrierInstruction]:
         if notice.fatal and notice.group_rank != self._own:

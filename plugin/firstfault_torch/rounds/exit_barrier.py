@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -62,9 +63,16 @@ from firstfault_torch.protocol.exit_barrier import (
 )
 from firstfault_torch.protocol.messages import TimePassed
 from firstfault_torch.rounds.election import count_joined
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice
-from firstfault_torch.rounds.round_store import connect_to_store
+from firstfault_torch.rounds.failure_broadcast import (
+    FATAL_KEY,
+    OUTCOME_KEY,
+    FailureBroadcast,
+    FailureNotice,
+    _parse_notice,
+)
+from firstfault_torch.rounds.round_store import connect_to_store, set_once
 
+_T = TypeVar("_T")
 FINISH_ACKS_KEY, ALL_ACKED_KEY = "firstfault/know", "firstfault/all-know"
 """Counter of the agents that know that all workers have succeeded; key that the last of them sets.
 """
@@ -93,8 +101,13 @@ class PeersAtExit:
         self._broadcast = broadcast
         self._is_complete = BackgroundCall(self._look, default=False)
         self._connection: Any = None
-        """To the agents' store; see `_connect`."""
+        """To the agents' store; see `_ask_agents`."""
+        self._numbers: deque[int] = deque()
+        """Answers of torch's barrier, also late ones."""
+        self._passed_on: BarrierEvent | None = None
+        """The outcome that the barrier knows."""
         self._mark_finished: Callable[[], None] = lambda: None
+        self._wake: Callable[[], None] = lambda: None
 
     def await_all(
         self, wake: threading.Event, mark_finished: Callable[[], None] = lambda: None
@@ -110,7 +123,7 @@ class PeersAtExit:
         Raises:
             RendezvousConnectionError: the store's host is gone before all nodes have finished.
         """
-        self._mark_finished = mark_finished
+        self._mark_finished, self._wake = mark_finished, wake.set
         own, nodes = self._group.group_rank or 0, self._group.group_world_size or 1
         barrier = ExitBarrier(own, nodes, build_barrier_limits())
         events: deque[BarrierEvent] = deque([Arrived()])
@@ -123,13 +136,18 @@ class PeersAtExit:
         return _conclude(last)
 
     def _await_event(self, barrier: ExitBarrier, wake: threading.Event) -> BarrierEvent:
-        """Return the round's outcome once it is known, or that the barrier's deadline has come."""
+        """Return the round's outcome once it is known, a late answer, or that the barrier's
+        deadline has come.
+        """
         deadline = barrier.deadline or 0.0
         while True:
             wake.clear()
             outcome = self._find_outcome()
-            if outcome is not None:
+            if outcome is not None and outcome != self._passed_on:
+                self._passed_on = outcome
                 return outcome
+            if self._numbers:
+                return Counted(self._numbers.popleft())
             left = deadline - time.monotonic()
             if left <= 0:
                 return TimePassed()
@@ -160,25 +178,26 @@ class PeersAtExit:
                 return Polled(self._is_complete())
             case CheckNames(adds_own):
                 doing = "looking which nodes wait at the exit barrier"
-                names = call_with_timeout(partial(self._read_names, adds_own), seconds, doing)
-                return NamesRead(names)
+                return NamesRead(self._ask_agents(partial(self._read_names, adds_own), doing))
             case CountAgents():
                 doing = "asking which nodes have firstfault"
-                return AgentsCounted(call_with_timeout(self._count_agents, seconds, doing))
+                return AgentsCounted(self._ask_agents(count_joined, doing))
             case ReadOutcome():
-                call_with_timeout(broadcast.poll, seconds, "looking for the round's outcome")
-                return self._find_outcome()
+                doing = "looking for the round's outcome"
+                call_with_timeout(broadcast.poll, seconds, doing)
+                if broadcast.outcome is not None:
+                    return self._find_outcome()
+                found = self._ask_agents(_read_outcome, doing)
+                return self._parse_outcome(found) if found else None
             case AnnounceFinished():
-                broadcast.send_finished()
-                call_with_timeout(broadcast.poll, seconds, "looking for the round's outcome")
-                return self._find_outcome() or OutcomeUnknown()
+                return self._announce_finished()
             case MarkFinished():
                 self._mark_finished()
             case AwaitAcks(limit):
                 self._await_acks(limit)
                 return AcksAwaited()
             case ReadRoster():
-                return RosterRead(self._have_all_succeeded())
+                return self._read_roster()
             case AskFatalFailure():
                 return FatalFailureRead(broadcast.find_fatal_failure())
             case RefuseRestart(notice):
@@ -209,12 +228,18 @@ class PeersAtExit:
             return False  # the broadcast reports the lost store
 
     def _count_in(self, counter: BarrierCounter) -> Counted:
-        add = partial(self._store.add, _KEYS[counter][0], 1)
+        key = _KEYS[counter][0]
         if counter is BarrierCounter.ENTERED:
-            return Counted(call_with_timeout(add, time_limits.STORE_TIMEOUT_SECONDS, counter.value))
+
+            def enter() -> None:
+                self._numbers.append(self._store.add(key, 1))
+                self._wake()
+
+            call_with_timeout(enter, time_limits.STORE_TIMEOUT_SECONDS, counter.value)
+            return Counted(self._numbers.popleft() if self._numbers else None)
         # An error is no surprise here: the host may have got all acknowledgments, and be gone.
-        seconds = time_limits.FINISH_ACKS_TIMEOUT_SECONDS
-        found = call_with_timeout(partial(try_call, add, dist.DistError), seconds, counter.value)
+        add = partial(try_call, partial(self._store.add, key, 1), dist.DistError)
+        found = call_with_timeout(add, time_limits.FINISH_ACKS_TIMEOUT_SECONDS, counter.value)
         return Counted(found[0] if found is not None else None)
 
     def _await_acks(self, seconds: float) -> None:
@@ -226,45 +251,67 @@ class PeersAtExit:
 
     # --- the agents' store ------------------------------------------------------------------------
 
-    def _connect(self) -> Any:
-        """Return a connection that was opened at the exit: an idle one may have been forgotten by a
-        firewall while the workers ran.
+    def _ask_agents(self, ask: Callable[[Any], _T], doing: str) -> _T | None:
+        """Return what `ask` returns for a connection that was opened at the exit, or None after a
+        while. A firewall may have forgotten those that were idle while the workers ran.
         """
+
+        def ask_once_more() -> _T:
+            found, error = try_call(partial(self._ask_connected, ask), dist.DistError)
+            if error is None:
+                return cast("_T", found)
+            self._connection = None
+            return self._ask_connected(ask)
+
+        found = call_with_timeout(ask_once_more, time_limits.STORE_TIMEOUT_SECONDS, doing)
+        if found is None:
+            self._connection = None
+        return found
+
+    def _ask_connected(self, ask: Callable[[Any], _T]) -> _T:
         if self._connection is None:
             self._connection = connect_to_store(self._agents_store)
-        return self._connection
+        return ask(self._connection)
 
-    def _ask_agents_store(self, ask: Callable[[Any], Any]) -> Any:
-        found, error = try_call(partial(ask, self._connect()), dist.DistError)
-        if error is None:
-            return found
-        self._connection = None
-        return ask(self._connect())
+    def _read_names(self, adds_own: bool, store: Any) -> bytes:
+        if adds_own:
+            store.append(NAMES_KEY, f"{self._group.group_rank or 0} ")
+        return bytes(store.get(NAMES_KEY))
 
-    def _read_names(self, adds_own: bool) -> bytes:
-        def read(store: Any) -> bytes:
-            if adds_own:
-                store.append(NAMES_KEY, f"{self._group.group_rank or 0} ")
-            return bytes(store.get(NAMES_KEY))
+    def _announce_finished(self) -> BarrierEvent:
+        announce = partial(set_once, key=OUTCOME_KEY, value=json.dumps({"finished": True}))
+        found = self._ask_agents(announce, "informing the peer agents")
+        if found is None:
+            return self._find_outcome() or OutcomeUnknown()
+        return self._parse_outcome(found)
 
-        return cast("bytes", self._ask_agents_store(read))
-
-    def _count_agents(self) -> int:
-        return cast("int", self._ask_agents_store(count_joined))
+    def _parse_outcome(self, text: bytes) -> BarrierEvent:
+        failure = _parse_notice(text)
+        if failure is None:
+            return AllFinished()
+        self._broadcast.accept(failure)
+        return RoundFailed(failure)
 
     # --- the roster -------------------------------------------------------------------------------
 
-    def _have_all_succeeded(self) -> bool | None:
-        """Whether all nodes had finished; None if they share no folder."""
+    def _read_roster(self) -> RosterRead:
         if not self._node_context.identity.is_folder_shared:
-            return None
+            return RosterRead(None)
         from firstfault.attempt_reader import (  # noqa: PLC0415 - slows down the start
             AttemptReader,
         )
 
         roster = AttemptReader(self._node_context.output_prefix).job().roster
         done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
-        return len(done) >= (self._group.group_world_size or 1)
+        done.add(self._group.group_rank or 0)
+        has_failure = any(entry.phase is Phase.FAILED for entry in roster)
+        return RosterRead(len(done) >= (self._group.group_world_size or 1), has_failure)
+
+
+def _read_outcome(store: Any) -> bytes:
+    # An agent that ends stores a fatal failure first, and may not get to the outcome.
+    keys = [key for key in (OUTCOME_KEY, FATAL_KEY) if store.check([key])]
+    return bytes(store.get(keys[0])) if keys else b""
 
 
 def _conclude(last: BarrierInstruction | None) -> FailureNotice | None:
