@@ -1,0 +1,395 @@
+"""One agent's watch for stalls: when to look closer, compare with peers, print, record and kill.
+
+While a worker of the node makes progress, nothing is sent to other nodes. Otherwise:
+
+| phase | what the agent does | event -> next phase |
+|---|---|---|
+| ADVANCING | polls its workers | no progress -> STALLED |
+| STALLED | polls; the stall has no report | progress -> ADVANCING; a limit -> OBSERVING; |
+|  |  | after the first limit at each poll -> ASKING |
+| ASKING | asks the store whether peers compare | yes -> OBSERVING; else back |
+| OBSERVING | takes snapshots of its workers | taken -> NUMBERING, one node: CONCLUDING; |
+|  |  | no worker calls collectives: back |
+| NUMBERING | asks the store for the number N | N -> COMPARING; no answer -> CONCLUDING |
+| CONCLUDING | concludes on its own workers | concluded -> REPORTED or CONFIRMING |
+| COMPARING | takes part in the election stall-N | a report -> COUNTING; none -> CLOSING |
+| CLOSING | closes that election | closed, perhaps with a report -> COUNTING |
+| COUNTING | counts N up to N + 1 | counted -> REPORTED or CONFIRMING; no report: back |
+| CONFIRMING | polls before it kills a worker | no progress: it kills; both -> REPORTED |
+| REPORTED | polls; the stall has a report | as STALLED; progress completes the record |
+| ENDED | nothing | |
+
+"Back" is to STALLED, or to REPORTED if the stall has a report. A report without lines leads back,
+too. In any phase, `PollEnded` leads back, because an instruction has failed, and after `RoundEnded`
+nothing is printed or killed: a comparison is closed and counted, and then the phase is ENDED.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from enum import Enum
+
+from firstfault.model.job import STALLS_OF_ROUND
+from firstfault_torch.protocol.stall_limits import StallLimits
+from firstfault_torch.protocol.stall_messages import (
+    AskWorkers,
+    CloseComparison,
+    Compare,
+    ComparisonClosed,
+    Conclude,
+    ConcludeNothing,
+    ConfirmStall,
+    CountStall,
+    DeleteStalls,
+    KillWorkers,
+    LookUpPeers,
+    MeasureUsage,
+    NoReportElected,
+    NotifyOfStall,
+    NumberRead,
+    ObservationsTaken,
+    Observe,
+    PeersLookedUp,
+    PollDue,
+    PollEnded,
+    PrintLines,
+    ProgressPolled,
+    ReadNumber,
+    ReplaceConnections,
+    ReportElected,
+    ReportsCollected,
+    RoundEnded,
+    SkipFrozenTime,
+    Stall,
+    StallConcluded,
+    StallCounted,
+    StallEvent,
+    StallInstruction,
+    StallReport,
+    WriteRecord,
+)
+from firstfault_torch.protocol.stall_times import StallTimes
+
+STALL_COUNT_KEY = "firstfault/stalls"
+"""Number of the next stall. It names the election: nodes that notice the stall at different times
+meet under the same keys, until the election is over and the number is counted up.
+"""
+REPEATED_STALLS_PRINTED = 3
+"""Stalls at one position that are printed although the job resumed;
+later ones only if they are long.
+"""
+SETTLED_STALLS_KEPT = 2
+"""Stalls of which the round's store keeps what the nodes shared."""
+SETTLED_STALLS_DELETED = 3
+"""Number of older stalls for which the observations are deleted each time."""
+MAX_REMEMBERED_STALLS = 1000
+"""Stalls of different ranks or positions that are remembered; then the first is forgotten,
+on all nodes alike.
+"""
+MAX_UNPRINTED_STALLS = 100
+"""Unprinted stalls recorded per round: each record adds a name to the roster's listing."""
+
+
+class StallPhase(Enum):
+    """What an agent does about stalls; the table above describes each."""
+
+    ADVANCING = "advancing"
+    STALLED = "stalled"
+    ASKING = "asking"
+    OBSERVING = "observing"
+    NUMBERING = "numbering"
+    CONCLUDING = "concluding"
+    COMPARING = "comparing"
+    CLOSING = "closing"
+    COUNTING = "counting"
+    CONFIRMING = "confirming"
+    REPORTED = "reported"
+    ENDED = "ended"
+
+
+RESTING = {StallPhase.ADVANCING, StallPhase.STALLED, StallPhase.REPORTED}
+"""Phases between two polls."""
+_BUSY_WITH_STORE = {StallPhase.COMPARING, StallPhase.CLOSING, StallPhase.COUNTING}
+"""Phases in which peers wait for this agent."""
+
+
+def get_stall_topic(number: int) -> str:
+    """Return the topic of the election on a stall."""
+    return f"stall-{number}"
+
+
+class StallProtocol:
+    """One agent's watch for the stalls of a round.
+
+    `handle` takes an event and returns what the driver has to do, in this order. The driver sends
+    `PollDue` at each interval, the answers that instructions ask for, and then `PollEnded`.
+
+    Args:
+        own: group rank of this agent.
+        nodes: number of nodes.
+        limits: of the user's option.
+        has_peers: whether other agents can be asked.
+        now: monotonic time in seconds.
+    """
+
+    def __init__(
+        self, own: int, nodes: int, limits: StallLimits, now: float, *, has_peers: bool
+    ) -> None:
+        self.phase = StallPhase.ADVANCING
+        self.stall: Stall | None = None
+        """The current stall with its report, or None while the workers make progress."""
+        self.resumed: Counter[tuple[tuple[int, ...], str]] = Counter()
+        """Number of stalls after which the job resumed, by ranks and position:
+        the same on all nodes.
+        """
+        self._forgotten = 0
+        """Number of those that aren't among them any more."""
+        self._own = own
+        self._nodes = nodes
+        self._has_peers = has_peers
+        self.times = StallTimes(limits, now)
+        self._compared = -1
+        """Number of the last comparison in which this agent took part."""
+        self._elected: tuple[StallReport, bool] | None = None
+        """The report of the present comparison, and whether it's this agent's."""
+        self._to_kill: tuple[int, ...] = ()
+        """Local ranks of this node's workers that the report says to kill."""
+        self._notifies = False
+        """Whether the report is sent to notifiers."""
+        self._is_ending = False
+        """Whether the round has ended."""
+
+    def handle(  # noqa: C901, PLR0912 - one case for each row of the table
+        self, event: StallEvent, now: float
+    ) -> list[StallInstruction]:
+        """Return what an event leads to, at this monotonic time."""
+        match self.phase, event:
+            case StallPhase.ENDED, _:
+                return []
+            case _, RoundEnded():
+                return self._end()
+            case _, PollEnded():
+                return self._end_poll(now)
+            case phase, PollDue(has_workers) if phase in RESTING:
+                return self._poll(now, has_workers=has_workers)
+            case phase, ProgressPolled() if phase in RESTING:
+                return self._take_progress(event)
+            case StallPhase.ASKING, NumberRead(number):
+                return self._look_up_peers(number)
+            case StallPhase.ASKING, PeersLookedUp(have_begun):
+                return self._investigate() if have_begun else self._rest()
+            case StallPhase.OBSERVING, ObservationsTaken(calls_collectives):
+                return self._take_observations(calls_collectives=calls_collectives)
+            case StallPhase.NUMBERING, NumberRead(number):
+                return self._compare(number)
+            case StallPhase.CONCLUDING, StallConcluded(report):
+                return self._take_own_report(report)
+            case StallPhase.COMPARING, ReportsCollected(group_ranks):
+                return self._lead(group_ranks)
+            case StallPhase.COMPARING, ReportElected(report, is_mine):
+                return self._count(report, is_mine=is_mine)
+            case StallPhase.COMPARING, NoReportElected():
+                return self._close()
+            case StallPhase.CLOSING, ComparisonClosed(report):
+                return self._count(report, is_mine=False)
+            case StallPhase.COUNTING, StallCounted():
+                return self._take_count()
+            case StallPhase.CONFIRMING, ProgressPolled(has_moved):
+                return self._kill(has_moved=has_moved)
+            case _:
+                return []
+
+    # --- polls ------------------------------------------------------------------------------------
+
+    def _poll(self, now: float, *, has_workers: bool) -> list[StallInstruction]:
+        frozen = self.times.begin_poll(now)
+        found: list[StallInstruction] = [SkipFrozenTime(frozen)] if frozen else []
+        return [*found, AskWorkers()] if has_workers else found
+
+    def _end_poll(self, now: float) -> list[StallInstruction]:
+        # Not the poll's begin: an investigation takes seconds, in which the agent wasn't frozen.
+        self.times.polled_until = now
+        if self.phase not in RESTING or self._is_ending:
+            self._return()
+        return []
+
+    def _end(self) -> list[StallInstruction]:
+        self._is_ending = True
+        if self.phase not in RESTING | _BUSY_WITH_STORE:
+            self.phase = StallPhase.ENDED
+        return []
+
+    def _take_progress(self, polled: ProgressPolled) -> list[StallInstruction]:
+        self.times.since = polled.since
+        self.times.is_starting = polled.is_starting
+        if polled.has_moved:
+            return self._resume()
+        self._return()
+        # The workers had some time to answer, and the round may have ended.
+        return [] if self._is_ending else self._look_closer()
+
+    def _return(self) -> None:
+        """Return to the phase between two polls of a stall."""
+        self.phase = StallPhase.REPORTED if self.stall is not None else StallPhase.STALLED
+        if self._is_ending:
+            self.phase = StallPhase.ENDED
+
+    def _look_closer(self) -> list[StallInstruction]:
+        if self.times.is_look_due():
+            return self._investigate()
+        if self._has_peers and self.times.may_join():
+            self.phase = StallPhase.ASKING
+            return [ReadNumber()]
+        return self._rest()
+
+    def _look_up_peers(self, number: int | None) -> list[StallInstruction]:
+        if number is None or number <= self._compared:
+            return self._rest()
+        return [LookUpPeers(number)]
+
+    def _investigate(self) -> list[StallInstruction]:
+        self.times.begin_look()
+        self.phase = StallPhase.OBSERVING
+        return [Observe(self.times.ends_attempt)]
+
+    def _finish(self) -> list[StallInstruction]:
+        """End an investigation."""
+        self.times.end_look(has_report=self.stall is not None)
+        return self._rest()
+
+    def _rest(self) -> list[StallInstruction]:
+        """End a poll without progress."""
+        self._return()
+        return [MeasureUsage()] if self.times.needs_baseline else []
+
+    # --- the comparison ---------------------------------------------------------------------------
+
+    def _take_observations(self, *, calls_collectives: bool) -> list[StallInstruction]:
+        # A program without collectives never makes progress here. Only one that is forming its
+        # process group, or waits for NCCL's set-up, counts as stalled before its first collective.
+        if not calls_collectives:
+            return self._finish()
+        if not self._has_peers:
+            return self._conclude_alone()
+        self.phase = StallPhase.NUMBERING
+        return [ReadNumber()]
+
+    def _compare(self, number: int | None) -> list[StallInstruction]:
+        if number is None:
+            return self._conclude_alone()
+        self._compared = number
+        self.phase = StallPhase.COMPARING
+        return [Compare(number)]
+
+    def _conclude_alone(self) -> list[StallInstruction]:
+        # With nodes missing no worker is killed: the straggler may be theirs.
+        self.phase = StallPhase.CONCLUDING
+        return [self._conclude(frozenset({self._own}))]
+
+    def _lead(self, group_ranks: frozenset[int]) -> list[StallInstruction]:
+        # A node without observations makes progress, or its agent is down. With most nodes missing,
+        # no common report is possible.
+        is_common = 2 * len(group_ranks) >= self._nodes
+        return [self._conclude(group_ranks) if is_common else ConcludeNothing()]
+
+    def _conclude(self, group_ranks: frozenset[int]) -> Conclude:
+        times = self.times
+        return Conclude(
+            tuple(sorted(set(range(self._nodes)) - group_ranks)),
+            times.seconds,
+            times.ends_attempt,
+            times.spares_busy_ranks,
+            times.is_starting,
+            times.ignores_busy_ranks,
+        )
+
+    def _close(self) -> list[StallInstruction]:
+        # If a leader has published just now, the answer has its report. Otherwise no node waits,
+        # and the next comparison needs a new number.
+        self.phase = StallPhase.CLOSING
+        return [CloseComparison()]
+
+    def _count(self, report: StallReport | None, *, is_mine: bool) -> list[StallInstruction]:
+        # All nodes count, because the leader may die before it does, and the number goes up by one.
+        self._elected = (report, is_mine) if report is not None else None
+        self.phase = StallPhase.COUNTING
+        return [CountStall(self._compared)]
+
+    def _take_count(self) -> list[StallInstruction]:
+        if self._elected is None:
+            return [ReplaceConnections(), *self._finish()]
+        report, is_mine = self._elected
+        stall = Stall(report, self._compared, self.times.since, is_mine)
+        deletions = [DeleteStalls(numbers)] if is_mine and (numbers := self._list_old()) else []
+        return [*deletions, *self._show(stall)]
+
+    def _list_old(self) -> tuple[int, ...]:
+        """Return the stalls before the last few, which have left something in the store."""
+        # A round may last for weeks, with a stall at each checkpoint. The last ones stay: a slow
+        # peer may still read them. Each is deleted several times: a node that was frozen may have
+        # written to it since.
+        last = self._compared - SETTLED_STALLS_KEPT
+        return tuple(range(max(last - SETTLED_STALLS_DELETED, 0), max(last, 0)))
+
+    # --- the report -------------------------------------------------------------------------------
+
+    def _take_own_report(self, report: StallReport) -> list[StallInstruction]:
+        number = self.resumed.total() + self._forgotten
+        return self._show(Stall(report, number, self.times.since, is_mine=True))
+
+    def _show(self, stall: Stall) -> list[StallInstruction]:
+        report, before = stall.report, self.stall
+        if not report.lines or self._is_ending:
+            return self._finish()
+        is_repeated = self.resumed[report.ranks, report.place] >= REPEATED_STALLS_PRINTED
+        is_shown = self.times.is_long or bool(report.workers_to_kill) or not is_repeated
+        if before is not None and before.report.ranks and not report.ranks:
+            stall = before  # a node didn't report, because its ranks had just resumed
+        # A stall keeps the number of its first warning, so it has one record.
+        self.stall = stall = replace(stall, is_shown=is_shown, number=(before or stall).number)
+        found: list[StallInstruction] = [PrintLines(report.lines)] if is_shown else []
+        record = self._record(stall)
+        found += record
+        self._notifies = bool(record) and is_shown and not (before is not None and before.is_shown)
+        # All agents get the same report; each kills only its own workers.
+        self._to_kill = tuple(
+            local for group, local in report.workers_to_kill if group == self._own
+        )
+        if self._to_kill:
+            # the election took seconds, and the job may have resumed since
+            self.phase = StallPhase.CONFIRMING
+            return [*found, ConfirmStall()]
+        return [*found, *self._notify()]
+
+    def _kill(self, *, has_moved: bool) -> list[StallInstruction]:
+        kills = [] if has_moved else [KillWorkers(self._to_kill, round(self.times.seconds))]
+        return [*kills, *self._notify()]
+
+    def _notify(self) -> list[StallInstruction]:
+        sent = [NotifyOfStall()] if self._notifies else []
+        return [*sent, *self._finish()]
+
+    def _record(self, stall: Stall, lost_seconds: float | None = None) -> list[StallInstruction]:
+        # Only the leader writes: an election leaves one record.
+        most = STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS
+        return [WriteRecord(stall, lost_seconds)] if stall.is_mine and stall.number < most else []
+
+    def _resume(self) -> list[StallInstruction]:
+        """The workers make progress again: the record of a reported stall is completed."""
+        stall, self.stall = self.stall, None
+        self.phase = StallPhase.ENDED if self._is_ending else StallPhase.ADVANCING
+        self.times.reset()
+        if stall is None:
+            return []
+        # Ranks and position come from the shared report, so all nodes count alike and print the
+        # same stalls.
+        self.resumed[stall.report.ranks, stall.report.place] += 1
+        if len(self.resumed) > MAX_REMEMBERED_STALLS:
+            self._forgotten += self.resumed.pop(next(iter(self.resumed)))
+        seconds = self.times.polled - stall.began
+        record = self._record(stall, seconds)
+        if not stall.is_shown:
+            return record
+        line = f"progress resumed after {seconds:.0f} s"
+        return [*record, PrintLines((line,)), *([NotifyOfStall()] if record else [])]
