@@ -175,4 +175,5 @@ def _parse_report(document: bytes) -> StallReport:
         fields["position"],
         fields["exit_stage"],
         ends_attempt,
+        fields.get("is_shown"),
     )

@@ -43,6 +43,7 @@ from firstfault_torch.protocol.stall_messages import (
     ReplaceConnections,
     ReportsCollected,
     RoundEnded,
+    ShareReport,
     SkipFrozenTime,
     StallAction,
     StallConcluded,
@@ -228,10 +229,13 @@ class StallWatch:
         copies = reports.copies.items()
         there = (json.loads(data) for name, data in copies if name.endswith(OBSERVATION_SUFFIX))
         collected = ReportsCollected(frozenset(each["group_rank"] for each in there))
-        (instruction,) = self._protocol.handle(collected, time.monotonic())
-        if isinstance(instruction, Conclude):
-            return self._conclude(instruction, reports.copies)
-        return StallReport(())
+        found = self._protocol.handle(collected, time.monotonic())
+        for instruction in found:
+            if isinstance(instruction, Conclude):
+                report = StallConcluded(self._conclude(instruction, reports.copies))
+                found = self._protocol.handle(report, time.monotonic())
+        shared = [each.report for each in found if isinstance(each, ShareReport)]
+        return shared[0] if shared else StallReport(())
 
     def _conclude(self, how: Conclude, files: Mapping[str, bytes]) -> StallReport:
         build = partial(

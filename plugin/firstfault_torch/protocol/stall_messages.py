@@ -22,6 +22,10 @@ class StallReport:
     """
     workers_to_kill: tuple[tuple[int, int], ...] = ()
     """(group rank, local rank) of the workers to kill to end the attempt; empty to continue it."""
+    is_shown: bool | None = None
+    """Whether all nodes print the report, or its leader only records it. None if each node decides:
+    the leader is of an earlier version.
+    """
 
     @property
     def place(self) -> str:
@@ -113,7 +117,7 @@ class ReportsCollected:
 
 @dataclass(frozen=True, slots=True)
 class StallConcluded:
-    """This agent has concluded on its own observations."""
+    """This agent has concluded, for all nodes or without a comparison."""
 
     report: StallReport
 
@@ -214,8 +218,8 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """Conclude on all observations there are. The leader's conclusion is for all nodes; without a
-    comparison, answer with `StallConcluded`.
+    """Conclude on the observations of all nodes, or without a comparison on this node's; answer
+    with `StallConcluded`.
     """
 
     missing: tuple[int, ...]
@@ -270,8 +274,10 @@ class MeasureUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class ConcludeNothing:
-    """The leader's conclusion is a report without lines."""
+class ShareReport:
+    """Publish this report for all nodes, as the leader."""
+
+    report: StallReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +327,7 @@ class KillWorkers:
 StallAction: TypeAlias = (
     SkipFrozenTime
     | MeasureUsage
-    | ConcludeNothing
+    | ShareReport
     | ReplaceConnections
     | DeleteStalls
     | PrintLines

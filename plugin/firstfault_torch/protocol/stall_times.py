@@ -34,6 +34,8 @@ class StallTimes:
         """
         self._end_at = 0.0
         """Like `_warn_at` for ending the attempt: the reason that spared it may be gone by then."""
+        self._before_look = self._warn_at, self._end_at
+        """The limits before the present look."""
         self._warn_at_if_busy: float | None = None
         """The next warning if this look reports nothing because ranks are busy loading or
         compiling; None between two looks.
@@ -102,7 +104,7 @@ class StallTimes:
         # that may end the attempt in a moment joins then: the peers wait for it, and compare once.
         limits, steady_seconds = self.limits, self.steady_seconds
         is_end_near = (
-            limits.end is not None and limits.end - 2 * limits.poll <= steady_seconds < limits.end
+            limits.end is not None and limits.end - limits.poll <= steady_seconds < limits.end
         )
         return self.seconds >= limits.nearest and not is_end_near
 
@@ -110,6 +112,7 @@ class StallTimes:
         """Set the next limits."""
         # Before the look, which may fail: it isn't repeated at each poll.
         limits, seconds, steady_seconds = self.limits, self.seconds, self.steady_seconds
+        self._before_look = self._warn_at, self._end_at
         warn = limits.warn
         self._warn_at_if_busy = seconds + (warn or 0.0) if self.is_warning_due() else self._warn_at
         if limits.end is not None and self.ends_attempt:
@@ -124,6 +127,11 @@ class StallTimes:
         next_warning, self._warn_at_if_busy = self._warn_at_if_busy, None
         if self.is_starting and not has_report and next_warning is not None:
             self._warn_at = next_warning
+
+    def postpone_look(self) -> None:
+        """Repeat this look at the next poll."""
+        self._warn_at, self._end_at = self._before_look
+        self._warn_at_if_busy = None
 
     def reset(self) -> None:
         """Begin anew: the workers make progress."""

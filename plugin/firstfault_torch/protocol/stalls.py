@@ -38,7 +38,6 @@ from firstfault_torch.protocol.stall_messages import (
     Compare,
     ComparisonClosed,
     Conclude,
-    ConcludeNothing,
     ConfirmStall,
     CountStall,
     DeleteStalls,
@@ -60,6 +59,7 @@ from firstfault_torch.protocol.stall_messages import (
     ReportElected,
     ReportsCollected,
     RoundEnded,
+    ShareReport,
     SkipFrozenTime,
     Stall,
     StallConcluded,
@@ -79,10 +79,10 @@ REPEATED_STALLS_PRINTED = 3
 """Stalls at one position that are printed although the job resumed;
 later ones only if they are long.
 """
-SETTLED_STALLS_KEPT = 2
-"""Stalls of which the round's store keeps what the nodes shared."""
 SETTLED_STALLS_DELETED = 3
-"""Number of older stalls for which the observations are deleted each time."""
+"""Stalls before the present one that are deleted from the round's store each time. So the store
+keeps what the nodes shared of one stall, and of two while they compare.
+"""
 MAX_REMEMBERED_STALLS = 1000
 """Stalls of different ranks or positions that are remembered; then the first is forgotten,
 on all nodes alike.
@@ -140,9 +140,7 @@ class StallProtocol:
         self.stall: Stall | None = None
         """The current stall with its report, or None while the workers make progress."""
         self.resumed: Counter[tuple[tuple[int, ...], str]] = Counter()
-        """Number of stalls after which the job resumed, by ranks and position:
-        the same on all nodes.
-        """
+        """Number of stalls after which the job resumed, by ranks and position."""
         self._forgotten = 0
         """Number of those that aren't among them any more."""
         self._own = own
@@ -151,6 +149,8 @@ class StallProtocol:
         self.times = StallTimes(limits, now)
         self._compared = -1
         """Number of the last comparison in which this agent took part."""
+        self._silent_since: float | None = None
+        """Since when the store has not answered; None if it has."""
         self._elected: tuple[StallReport, bool] | None = None
         """The report of the present comparison, and whether it's this agent's."""
         self._to_kill: tuple[int, ...] = ()
@@ -182,19 +182,21 @@ class StallProtocol:
             case StallPhase.OBSERVING, ObservationsTaken(calls_collectives):
                 return self._take_observations(calls_collectives=calls_collectives)
             case StallPhase.NUMBERING, NumberRead(number):
-                return self._compare(number)
+                return self._await_store(now) if number is None else self._compare(number)
             case StallPhase.CONCLUDING, StallConcluded(report):
                 return self._take_own_report(report)
             case StallPhase.COMPARING, ReportsCollected(group_ranks):
                 return self._lead(group_ranks)
+            case StallPhase.COMPARING, StallConcluded(report):
+                return self._share(report)
             case StallPhase.COMPARING, ReportElected(report, is_mine):
                 return self._count(report, is_mine=is_mine)
             case StallPhase.COMPARING, NoReportElected():
                 return self._close()
             case StallPhase.CLOSING, ComparisonClosed(report):
                 return self._count(report, is_mine=False)
-            case StallPhase.COUNTING, StallCounted():
-                return self._take_count()
+            case StallPhase.COUNTING, StallCounted(next_number):
+                return self._take_count(next_number)
             case StallPhase.CONFIRMING, ProgressPolled(has_moved):
                 return self._kill(has_moved=has_moved)
             case _:
@@ -275,9 +277,23 @@ class StallProtocol:
         self.phase = StallPhase.NUMBERING
         return [ReadNumber()]
 
-    def _compare(self, number: int | None) -> list[StallInstruction]:
-        if number is None:
-            return self._conclude_alone()
+    def _await_store(self, now: float) -> list[StallInstruction]:
+        """Ask a silent store again, over another connection, and then at each poll for as long as
+        peers are waited for.
+        """
+        # A connection that wasn't used since the last stall may be broken, and that proves nothing
+        # about the peers.
+        if self._silent_since is None:
+            self._silent_since = now
+            return [ReadNumber()]
+        if now - self._silent_since < self.times.limits.reports:
+            self.times.postpone_look()
+            return self._rest()
+        self._silent_since = None
+        return self._conclude_alone()
+
+    def _compare(self, number: int) -> list[StallInstruction]:
+        self._silent_since = None
         self._compared = number
         self.phase = StallPhase.COMPARING
         return [Compare(number)]
@@ -291,7 +307,15 @@ class StallProtocol:
         # A node without observations makes progress, or its agent is down. With most nodes missing,
         # no common report is possible.
         is_common = 2 * len(group_ranks) >= self._nodes
-        return [self._conclude(group_ranks) if is_common else ConcludeNothing()]
+        return [self._conclude(group_ranks) if is_common else ShareReport(StallReport(()))]
+
+    def _share(self, report: StallReport) -> list[StallInstruction]:
+        # The leader decides for all nodes: each counts only the stalls in which it took part.
+        return [ShareReport(replace(report, is_shown=self._decide_to_print(report)))]
+
+    def _decide_to_print(self, report: StallReport) -> bool:
+        is_repeated = self.resumed[report.ranks, report.place] >= REPEATED_STALLS_PRINTED
+        return self.times.is_long or bool(report.workers_to_kill) or not is_repeated
 
     def _conclude(self, group_ranks: frozenset[int]) -> Conclude:
         times = self.times
@@ -316,21 +340,25 @@ class StallProtocol:
         self.phase = StallPhase.COUNTING
         return [CountStall(self._compared)]
 
-    def _take_count(self) -> list[StallInstruction]:
+    def _take_count(self, next_number: int | None) -> list[StallInstruction]:
+        if next_number is not None and next_number > self._compared + 1:
+            # This agent was frozen, and what it saw is long over. The peers have deleted what they
+            # shared of this stall, and it may have written there since.
+            return [DeleteStalls((self._compared,)), ReplaceConnections(), *self._finish()]
+        # Without a report there is no leader, and each agent deletes.
+        old = self._list_old()
+        deletions = [DeleteStalls(old)] if old else []
         if self._elected is None:
-            return [ReplaceConnections(), *self._finish()]
+            return [ReplaceConnections(), *deletions, *self._finish()]
         report, is_mine = self._elected
         stall = Stall(report, self._compared, self.times.since, is_mine)
-        deletions = [DeleteStalls(numbers)] if is_mine and (numbers := self._list_old()) else []
-        return [*deletions, *self._show(stall)]
+        return [*(deletions if is_mine else []), *self._show(stall)]
 
     def _list_old(self) -> tuple[int, ...]:
-        """Return the stalls before the last few, which have left something in the store."""
-        # A round may last for weeks, with a stall at each checkpoint. The last ones stay: a slow
-        # peer may still read them. Each is deleted several times: a node that was frozen may have
-        # written to it since.
-        last = self._compared - SETTLED_STALLS_KEPT
-        return tuple(range(max(last - SETTLED_STALLS_DELETED, 0), max(last, 0)))
+        """Return the stalls before this one that may have left something in the store."""
+        # A round may last for weeks, with a stall at each checkpoint. More than the last one,
+        # because its leader may have died before it could delete the one before.
+        return tuple(range(max(self._compared - SETTLED_STALLS_DELETED, 0), self._compared))
 
     # --- the report -------------------------------------------------------------------------------
 
@@ -342,8 +370,9 @@ class StallProtocol:
         report, before = stall.report, self.stall
         if not report.lines or self._is_ending:
             return self._finish()
-        is_repeated = self.resumed[report.ranks, report.place] >= REPEATED_STALLS_PRINTED
-        is_shown = self.times.is_long or bool(report.workers_to_kill) or not is_repeated
+        is_shown = report.is_shown
+        if is_shown is None:
+            is_shown = self._decide_to_print(report)
         if before is not None and before.report.ranks and not report.ranks:
             stall = before  # a node didn't report, because its ranks had just resumed
         # A stall keeps the number of its first warning, so it has one record.
@@ -380,10 +409,9 @@ class StallProtocol:
         stall, self.stall = self.stall, None
         self.phase = StallPhase.ENDED if self._is_ending else StallPhase.ADVANCING
         self.times.reset()
+        self._silent_since = None
         if stall is None:
             return []
-        # Ranks and position come from the shared report, so all nodes count alike and print the
-        # same stalls.
         self.resumed[stall.report.ranks, stall.report.place] += 1
         if len(self.resumed) > MAX_REMEMBERED_STALLS:
             self._forgotten += self.resumed.pop(next(iter(self.resumed)))
