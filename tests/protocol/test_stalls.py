@@ -1,4 +1,4 @@
-"""The watch for stalls as pure code, phase by phase."""
+"""The watch for stalls as pure code, phase by phase, and jobs that stall for days."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ from firstfault_torch.protocol.stall_messages import (
     WriteRecord,
 )
 from firstfault_torch.protocol.stalls import StallPhase, StallProtocol
+from lab.simulated_jobs import stalls
+from lab.simulated_jobs.faults import Fault
+from lab.simulated_jobs.stalls import StallingJob, find_violations
 
 WARN = build_stall_limits(60)
 END = build_stall_limits(60, 300)
@@ -56,9 +59,15 @@ class Watch:
     """The watch of node 1 of three; polls at the times that the test gives."""
 
     def __init__(
-        self, limits: StallLimits = WARN, nodes: int = 3, *, is_starting: bool = False
+        self,
+        limits: StallLimits = WARN,
+        nodes: int = 3,
+        own: int | None = None,
+        *,
+        is_starting: bool = False,
     ) -> None:
-        self.protocol = StallProtocol(min(1, nodes - 1), nodes, limits, 0.0, has_peers=nodes > 1)
+        own = min(1, nodes - 1) if own is None else own
+        self.protocol = StallProtocol(own, nodes, limits, 0.0, has_peers=nodes > 1)
         self.is_starting = is_starting
         self.since = 0.0
 
@@ -267,6 +276,16 @@ def test_a_comparison_without_a_leader_is_closed_and_counted(report: StallReport
     else:
         assert found == [PrintLines(report.lines), MeasureUsage()]
         assert watch.phase is StallPhase.REPORTED
+
+
+def test_of_many_nodes_only_a_few_delete_if_there_was_no_leader() -> None:
+    deleting = []
+    for own in range(9):
+        watch = Watch(nodes=9, own=own).compare(number=1)
+        watch.take(NoReportElected())
+        watch.take(ComparisonClosed(None))
+        deleting += [own] if DeleteStalls((0,)) in watch.take(StallCounted(2)) else []
+    assert deleting == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("number", "old"), [(1, (0,)), (2, (0, 1)), (9, (6, 7, 8))])
@@ -514,3 +533,88 @@ def test_nothing_is_printed_or_killed_after_the_end_of_a_round(phase: StallPhase
     assert not [each for each in found if isinstance(each, PrintLines | KillWorkers)]
     watch.take(PollEnded())
     assert watch.phase is StallPhase.ENDED
+
+
+# --- jobs that stall ------------------------------------------------------------------------------
+
+ENDS = "I2 every watch returns to ADVANCING or ends"
+NOT_ACCUSED = "I9 no live node that hangs is said not to respond"
+FEW_BYTES = "I10 the store stays small"
+FEW_COMPARISONS = "I10 at most two comparisons have keys"
+ALL_PRINT = "all nodes print a report or none does"
+
+
+def test_present_rules_violate_nothing() -> None:
+    assert stalls.play(range(200), "present", days=0.05).seeds == {}
+
+
+@pytest.mark.parametrize(
+    ("rules", "seeds", "violated"),
+    [
+        ("drifting looks", range(8), {NOT_ACCUSED}),
+        ("no deletions", range(34, 38), {FEW_BYTES, FEW_COMPARISONS}),
+        ("former", range(56, 65), {NOT_ACCUSED, FEW_COMPARISONS}),
+    ],
+)
+def test_the_simulator_sees_what_former_rules_did(
+    rules: str, seeds: range, violated: set[str]
+) -> None:
+    assert stalls.play(seeds, rules, days=0.1).seeds.keys() == violated
+
+
+def test_a_stalling_job_is_played_again_in_the_same_way() -> None:
+    traces = [StallingJob(3, days=0.1, trace=True).play().events.lines for _ in range(2)]
+    assert traces[0]
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize(
+    ("rules", "seed", "faults", "violated"),
+    [
+        # each node doubled what it had measured: their looks were apart by more than they wait
+        ("drifting looks", 0, [Fault(1512.4, "stall", 1, 5742.8)], NOT_ACCUSED),
+        # what each comparison left in the store stayed there
+        ("no deletions", 37, [Fault(2698.4, "stall", 7, 1500.0)], FEW_BYTES),
+        # a connection broke between two stalls: no peer could be asked, and all were accused
+        (
+            "former",
+            0,
+            [
+                Fault(300.0, "stall", 0, 100.0),
+                Fault(500.0, "reset", 1, 1.0),
+                Fault(4000.0, "stall", 0, 100.0),
+            ],
+            NOT_ACCUSED,
+        ),
+        # a node waited for its end, and came after the peers' wait
+        ("former", 6, [Fault(300.0, "stall", 0, 400.0)], NOT_ACCUSED),
+        # a node that took no part in a comparison counted one repeated stall less
+        (
+            "former",
+            49,
+            [
+                Fault(300.0, "stall", 0, 100.0),
+                Fault(3900.0, "stall", 0, 100.0),
+                Fault(3940.0, "freeze agent", 1, 50.0),
+                Fault(7500.0, "stall", 0, 100.0),
+                Fault(11100.0, "stall", 0, 100.0),
+            ],
+            ALL_PRINT,
+        ),
+    ],
+    ids=["drift", "leak", "broken connection", "late for an end", "repeated stalls"],
+)
+def test_past_faults(rules: str, seed: int, faults: list[Fault], violated: str) -> None:
+    former, present = (
+        dict(find_violations(StallingJob(seed, name, faults=faults).play()))
+        for name in (rules, "present")
+    )
+    assert violated in former
+    assert present == {}
+
+
+def test_shrinking_keeps_the_violation_with_fewer_faults() -> None:
+    seed = 13
+    whole = StallingJob(seed, "drifting looks", 0.1).faults
+    faults = stalls.shrink(seed, "drifting looks", 0.1, NOT_ACCUSED)
+    assert 0 < len(faults) <= len(whole)

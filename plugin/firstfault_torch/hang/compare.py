@@ -94,7 +94,7 @@ class StallComparison:
                 document = election.publish(own, durable=True).document
             if document:
                 self._election = None
-                return ReportElected(_parse_report(document), is_mine=document == own)
+                return ReportElected(parse_report(document), is_mine=document == own)
         return NoReportElected()
 
     def close(self) -> ComparisonClosed:
@@ -105,7 +105,7 @@ class StallComparison:
         # it also ends the thread that waits
         settled = election.cancel(self._connections[0])
         has_report = settled is not None and bool(settled.document)
-        return ComparisonClosed(_parse_report(settled.document) if settled and has_report else None)
+        return ComparisonClosed(parse_report(settled.document) if settled and has_report else None)
 
     def count(self, number: int) -> StallCounted:
         """Count up the number of the next stall unless a peer has."""
@@ -163,7 +163,8 @@ class StallComparison:
         return results[0]
 
 
-def _parse_report(document: bytes) -> StallReport:
+def parse_report(document: bytes) -> StallReport:
+    """Return the report that a leader has published."""
     fields = json.loads(document)
     ends_attempt = tuple(
         (int(group_rank), int(local)) for group_rank, local in fields.pop("workers_to_kill")

@@ -31,6 +31,7 @@ from dataclasses import replace
 from enum import Enum
 
 from firstfault.model.job import STALLS_OF_ROUND
+from firstfault_torch.protocol.election import MAX_LEADERS
 from firstfault_torch.protocol.stall_limits import StallLimits
 from firstfault_torch.protocol.stall_messages import (
     AskWorkers,
@@ -345,14 +346,15 @@ class StallProtocol:
             # This agent was frozen, and what it saw is long over. The peers have deleted what they
             # shared of this stall, and it may have written there since.
             return [DeleteStalls((self._compared,)), ReplaceConnections(), *self._finish()]
-        # Without a report there is no leader, and each agent deletes.
-        old = self._list_old()
+        # Without a report there is no leader: the agents that would have led delete, and of 1,000
+        # nodes not each.
+        deletes = self._own < MAX_LEADERS if self._elected is None else self._elected[1]
+        old = self._list_old() if deletes else ()
         deletions = [DeleteStalls(old)] if old else []
         if self._elected is None:
             return [ReplaceConnections(), *deletions, *self._finish()]
         report, is_mine = self._elected
-        stall = Stall(report, self._compared, self.times.since, is_mine)
-        return [*(deletions if is_mine else []), *self._show(stall)]
+        return [*deletions, *self._show(Stall(report, self._compared, self.times.since, is_mine))]
 
     def _list_old(self) -> tuple[int, ...]:
         """Return the stalls before this one that may have left something in the store."""
