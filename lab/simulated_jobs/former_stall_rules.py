@@ -71,8 +71,7 @@ class FormerStalls(StallProtocol):
         in_time = min(next_number or 0, self._compared + 1)
         found = super()._take_count(in_time)
         is_mine = self._elected is not None and self._elected[1]
-        return [each for each in found if is_mine or not isinstance(each, DeleteStalls)]
-
-    def _list_old(self) -> tuple[int, ...]:
         last = self._compared - 2
-        return tuple(range(max(last - 3, 0), max(last, 0)))
+        old = tuple(range(max(last - 3, 0), max(last, 0)))
+        deletions = [DeleteStalls(old)] if is_mine and old else []
+        return [*deletions, *(each for each in found if not isinstance(each, DeleteStalls))]

@@ -434,11 +434,11 @@ def test_records_of_unprinted_stalls_are_limited() -> None:
 @pytest.mark.parametrize(("resumed", "is_shown"), [(2, True), (3, False)])
 def test_the_leader_decides_for_all_nodes_what_is_printed(resumed: int, is_shown: bool) -> None:
     leader, other = Watch().compare(), Watch()
-    leader.protocol.resumed[REPORT.ranks, REPORT.place] = resumed
+    leader.protocol.reports.resumed[REPORT.ranks, REPORT.place] = resumed
     leader.take(ReportsCollected(frozenset({0, 1, 2})))
     (shared,) = leader.take(StallConcluded(REPORT))
     assert isinstance(shared, ShareReport)
-    other.protocol.resumed[REPORT.ranks, REPORT.place] = 5 - resumed
+    other.protocol.reports.resumed[REPORT.ranks, REPORT.place] = 5 - resumed
     found = other.report(shared.report, is_mine=False)
     assert (PrintLines(REPORT.lines) in found) == is_shown
 

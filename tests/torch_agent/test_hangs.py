@@ -544,9 +544,9 @@ def stall(watch: StallWatch, seconds: float) -> None:
 
 def resume(watch: StallWatch, seconds: float) -> None:
     """Poll the workers when they make progress again."""
-    if watch._protocol.stall is not None:
+    if watch._protocol.reports.stall is not None:
         began = time.monotonic() - seconds
-        watch._protocol.stall = replace(watch._protocol.stall, began=began)
+        watch._protocol.reports.stall = replace(watch._protocol.reports.stall, began=began)
     begun = watch._tracker.enqueued.get(0, 0) + 1
     cast("Any", watch._workers).answers[0] = {"begun": begun, "ended": begun, "at": begun}
     watch._poll()

@@ -149,7 +149,7 @@ class Node:
     @property
     def lines(self) -> tuple[str, ...]:
         """What it printed about the stall."""
-        stall = self.watch._protocol.stall
+        stall = self.watch._protocol.reports.stall
         return stall.report.lines if stall is not None else ()
 
 
@@ -190,7 +190,7 @@ def test_many_stalls_leave_nothing_in_the_store(store: TCPStore) -> None:
             nodes[0].stall()
         assert "rank 2 " in nodes[0].lines[0], nodes[0].lines
         assert nodes[0].lines == nodes[1].lines
-        assert nodes[0].watch._protocol.stall.number == number  # type: ignore[union-attr]
+        assert nodes[0].watch._protocol.reports.stall.number == number  # type: ignore[union-attr]
         for node in nodes:
             node.resume()
         keys.append(store.num_keys())

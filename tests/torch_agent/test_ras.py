@@ -208,7 +208,7 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     assert ras.asked == []
     watch = watching()
     stall(watch, 61)
-    assert watch._protocol.stall.report.ranks == (5,)  # type: ignore[union-attr]
+    assert watch._protocol.reports.stall.report.ranks == (5,)  # type: ignore[union-attr]
     assert (
         caplog.messages[-1]
         == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
@@ -224,7 +224,7 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         for wanted in ("0", ""):
             monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", wanted)
             watch = watching(backend="gloo")
-            watch._protocol.resumed[(5,), "loader.py:88 in read_shard"] = 2
+            watch._protocol.reports.resumed[(5,), "loader.py:88 in read_shard"] = 2
             # the second is the fourth at its place: it is not told
             for began, ended in (
                 (61.0, 130.0),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from firstfault_torch.protocol.stall_limits import FIRST_STEPS_FACTOR, StallLimits
+from firstfault_torch.protocol.stall_messages import Conclude
 
 NEXT_LIMIT_FACTOR = 1.5
 """How much longer than at the last check a stall has to be, at least, for the next check."""
@@ -57,17 +59,6 @@ class StallTimes:
         return self.limits.end is not None and self.steady_seconds >= self.limits.end
 
     @property
-    def spares_busy_ranks(self) -> bool:
-        """Whether a busy straggler isn't killed yet."""
-        return self.limits.busy is None or self.steady_seconds < self.limits.busy
-
-    @property
-    def ignores_busy_ranks(self) -> bool:
-        """Whether nothing is reported yet if a straggler is busy."""
-        is_early = self.steady_seconds < (self.limits.warn or 0.0)
-        return self.is_starting and not self.ends_attempt and is_early
-
-    @property
     def is_long(self) -> bool:
         """Whether the stall is reported even if the job often resumes from there."""
         return self.seconds >= LONG_STALL_FACTOR * (self.limits.warn or 0.0)
@@ -76,6 +67,22 @@ class StallTimes:
     def needs_baseline(self) -> bool:
         """Whether the next poll's observation may need a baseline: not earlier in a stall."""
         return self.seconds >= self.limits.nearest / 2
+
+    def build_conclusion(self, missing: Iterable[int]) -> Conclude:
+        """Return how to conclude without the observations of the missing nodes."""
+        limits, steady_seconds = self.limits, self.steady_seconds
+        is_early = steady_seconds < (limits.warn or 0.0)
+        return Conclude(
+            tuple(sorted(missing)),
+            self.seconds,
+            self.ends_attempt,
+            spare_busy_ranks=self._spares_busy_ranks(),
+            is_starting=self.is_starting,
+            ignores_busy_ranks=self.is_starting and not self.ends_attempt and is_early,
+        )
+
+    def _spares_busy_ranks(self) -> bool:
+        return self.limits.busy is None or self.steady_seconds < self.limits.busy
 
     def begin_poll(self, now: float) -> float:
         """Begin a poll; return for how long this agent was frozen before, 0 if it wasn't."""
@@ -118,7 +125,7 @@ class StallTimes:
         if limits.end is not None and self.ends_attempt:
             # A busy straggler is spared only until `busy`, so look again by then at the latest.
             again = self._get_next_limit(limits.end, steady_seconds)
-            is_spared = limits.busy is not None and self.spares_busy_ranks
+            is_spared = limits.busy is not None and self._spares_busy_ranks()
             self._end_at = min(again, limits.busy or again) if is_spared else again
         self._warn_at = self._get_next_limit(warn or math.inf, seconds)
 

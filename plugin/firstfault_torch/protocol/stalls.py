@@ -10,7 +10,8 @@ While a worker of the node makes progress, nothing is sent to other nodes. Other
 | ASKING | asks the store whether peers compare | yes -> OBSERVING; else back |
 | OBSERVING | takes snapshots of its workers | taken -> NUMBERING, one node: CONCLUDING; |
 |  |  | no worker calls collectives: back |
-| NUMBERING | asks the store for the number N | N -> COMPARING; no answer -> CONCLUDING |
+| NUMBERING | asks the store for the number N | N -> COMPARING; silent: again, back, and |
+|  |  | after the peers' wait -> CONCLUDING |
 | CONCLUDING | concludes on its own workers | concluded -> REPORTED or CONFIRMING |
 | COMPARING | takes part in the election stall-N | a report -> COUNTING; none -> CLOSING |
 | CLOSING | closes that election | closed, perhaps with a report -> COUNTING |
@@ -26,11 +27,9 @@ nothing is printed or killed: a comparison is closed and counted, and then the p
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from enum import Enum
 
-from firstfault.model.job import STALLS_OF_ROUND
 from firstfault_torch.protocol.election import MAX_LEADERS
 from firstfault_torch.protocol.stall_limits import StallLimits
 from firstfault_torch.protocol.stall_messages import (
@@ -53,7 +52,6 @@ from firstfault_torch.protocol.stall_messages import (
     PeersLookedUp,
     PollDue,
     PollEnded,
-    PrintLines,
     ProgressPolled,
     ReadNumber,
     ReplaceConnections,
@@ -68,28 +66,18 @@ from firstfault_torch.protocol.stall_messages import (
     StallEvent,
     StallInstruction,
     StallReport,
-    WriteRecord,
 )
+from firstfault_torch.protocol.stall_reports import StallReports
 from firstfault_torch.protocol.stall_times import StallTimes
 
 STALL_COUNT_KEY = "firstfault/stalls"
 """Number of the next stall. It names the election: nodes that notice the stall at different times
 meet under the same keys, until the election is over and the number is counted up.
 """
-REPEATED_STALLS_PRINTED = 3
-"""Stalls at one position that are printed although the job resumed;
-later ones only if they are long.
-"""
 SETTLED_STALLS_DELETED = 3
 """Stalls before the present one that are deleted from the round's store each time. So the store
 keeps what the nodes shared of one stall, and of two while they compare.
 """
-MAX_REMEMBERED_STALLS = 1000
-"""Stalls of different ranks or positions that are remembered; then the first is forgotten,
-on all nodes alike.
-"""
-MAX_UNPRINTED_STALLS = 100
-"""Unprinted stalls recorded per round: each record adds a name to the roster's listing."""
 
 
 class StallPhase(Enum):
@@ -138,12 +126,7 @@ class StallProtocol:
         self, own: int, nodes: int, limits: StallLimits, now: float, *, has_peers: bool
     ) -> None:
         self.phase = StallPhase.ADVANCING
-        self.stall: Stall | None = None
-        """The current stall with its report, or None while the workers make progress."""
-        self.resumed: Counter[tuple[tuple[int, ...], str]] = Counter()
-        """Number of stalls after which the job resumed, by ranks and position."""
-        self._forgotten = 0
-        """Number of those that aren't among them any more."""
+        self.reports = StallReports()
         self._own = own
         self._nodes = nodes
         self._has_peers = has_peers
@@ -156,8 +139,6 @@ class StallProtocol:
         """The report of the present comparison, and whether it's this agent's."""
         self._to_kill: tuple[int, ...] = ()
         """Local ranks of this node's workers that the report says to kill."""
-        self._notifies = False
-        """Whether the report is sent to notifiers."""
         self._is_ending = False
         """Whether the round has ended."""
 
@@ -193,7 +174,10 @@ class StallProtocol:
             case StallPhase.COMPARING, ReportElected(report, is_mine):
                 return self._count(report, is_mine=is_mine)
             case StallPhase.COMPARING, NoReportElected():
-                return self._close()
+                # If a leader has published just now, the answer has its report. Otherwise no node
+                # waits, and the next comparison needs a new number.
+                self.phase = StallPhase.CLOSING
+                return [CloseComparison()]
             case StallPhase.CLOSING, ComparisonClosed(report):
                 return self._count(report, is_mine=False)
             case StallPhase.COUNTING, StallCounted(next_number):
@@ -234,9 +218,9 @@ class StallProtocol:
 
     def _return(self) -> None:
         """Return to the phase between two polls of a stall."""
-        self.phase = StallPhase.REPORTED if self.stall is not None else StallPhase.STALLED
-        if self._is_ending:
-            self.phase = StallPhase.ENDED
+        has_report = self.reports.stall is not None
+        self.phase = StallPhase.REPORTED if has_report else StallPhase.STALLED
+        self.phase = StallPhase.ENDED if self._is_ending else self.phase
 
     def _look_closer(self) -> list[StallInstruction]:
         if self.times.is_look_due():
@@ -258,7 +242,7 @@ class StallProtocol:
 
     def _finish(self) -> list[StallInstruction]:
         """End an investigation."""
-        self.times.end_look(has_report=self.stall is not None)
+        self.times.end_look(has_report=self.reports.stall is not None)
         return self._rest()
 
     def _rest(self) -> list[StallInstruction]:
@@ -310,30 +294,13 @@ class StallProtocol:
         is_common = 2 * len(group_ranks) >= self._nodes
         return [self._conclude(group_ranks) if is_common else ShareReport(StallReport(()))]
 
+    def _conclude(self, group_ranks: frozenset[int]) -> Conclude:
+        return self.times.build_conclusion(set(range(self._nodes)) - group_ranks)
+
     def _share(self, report: StallReport) -> list[StallInstruction]:
         # The leader decides for all nodes: each counts only the stalls in which it took part.
-        return [ShareReport(replace(report, is_shown=self._decide_to_print(report)))]
-
-    def _decide_to_print(self, report: StallReport) -> bool:
-        is_repeated = self.resumed[report.ranks, report.place] >= REPEATED_STALLS_PRINTED
-        return self.times.is_long or bool(report.workers_to_kill) or not is_repeated
-
-    def _conclude(self, group_ranks: frozenset[int]) -> Conclude:
-        times = self.times
-        return Conclude(
-            tuple(sorted(set(range(self._nodes)) - group_ranks)),
-            times.seconds,
-            times.ends_attempt,
-            times.spares_busy_ranks,
-            times.is_starting,
-            times.ignores_busy_ranks,
-        )
-
-    def _close(self) -> list[StallInstruction]:
-        # If a leader has published just now, the answer has its report. Otherwise no node waits,
-        # and the next comparison needs a new number.
-        self.phase = StallPhase.CLOSING
-        return [CloseComparison()]
+        is_shown = self.reports.decide_to_print(report, is_long=self.times.is_long)
+        return [ShareReport(replace(report, is_shown=is_shown))]
 
     def _count(self, report: StallReport | None, *, is_mine: bool) -> list[StallInstruction]:
         # All nodes count, because the leader may die before it does, and the number goes up by one.
@@ -349,40 +316,24 @@ class StallProtocol:
         # Without a report there is no leader: the agents that would have led delete, and of 1,000
         # nodes not each.
         deletes = self._own < MAX_LEADERS if self._elected is None else self._elected[1]
-        old = self._list_old() if deletes else ()
+        old = _list_old(self._compared) if deletes else ()
         deletions = [DeleteStalls(old)] if old else []
         if self._elected is None:
             return [ReplaceConnections(), *deletions, *self._finish()]
         report, is_mine = self._elected
         return [*deletions, *self._show(Stall(report, self._compared, self.times.since, is_mine))]
 
-    def _list_old(self) -> tuple[int, ...]:
-        """Return the stalls before this one that may have left something in the store."""
-        # A round may last for weeks, with a stall at each checkpoint. More than the last one,
-        # because its leader may have died before it could delete the one before.
-        return tuple(range(max(self._compared - SETTLED_STALLS_DELETED, 0), self._compared))
-
     # --- the report -------------------------------------------------------------------------------
 
     def _take_own_report(self, report: StallReport) -> list[StallInstruction]:
-        number = self.resumed.total() + self._forgotten
+        number = self.reports.next_number
         return self._show(Stall(report, number, self.times.since, is_mine=True))
 
     def _show(self, stall: Stall) -> list[StallInstruction]:
-        report, before = stall.report, self.stall
+        report = stall.report
         if not report.lines or self._is_ending:
             return self._finish()
-        is_shown = report.is_shown
-        if is_shown is None:
-            is_shown = self._decide_to_print(report)
-        if before is not None and before.report.ranks and not report.ranks:
-            stall = before  # a node didn't report, because its ranks had just resumed
-        # A stall keeps the number of its first warning, so it has one record.
-        self.stall = stall = replace(stall, is_shown=is_shown, number=(before or stall).number)
-        found: list[StallInstruction] = [PrintLines(report.lines)] if is_shown else []
-        record = self._record(stall)
-        found += record
-        self._notifies = bool(record) and is_shown and not (before is not None and before.is_shown)
+        found = self.reports.show(stall, is_long=self.times.is_long)
         # All agents get the same report; each kills only its own workers.
         self._to_kill = tuple(
             local for group, local in report.workers_to_kill if group == self._own
@@ -398,28 +349,19 @@ class StallProtocol:
         return [*kills, *self._notify()]
 
     def _notify(self) -> list[StallInstruction]:
-        sent = [NotifyOfStall()] if self._notifies else []
+        sent = [NotifyOfStall()] if self.reports.notifies else []
         return [*sent, *self._finish()]
 
-    def _record(self, stall: Stall, lost_seconds: float | None = None) -> list[StallInstruction]:
-        # Only the leader writes: an election leaves one record.
-        most = STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS
-        return [WriteRecord(stall, lost_seconds)] if stall.is_mine and stall.number < most else []
-
     def _resume(self) -> list[StallInstruction]:
-        """The workers make progress again: the record of a reported stall is completed."""
-        stall, self.stall = self.stall, None
+        """The workers make progress again."""
         self.phase = StallPhase.ENDED if self._is_ending else StallPhase.ADVANCING
         self.times.reset()
         self._silent_since = None
-        if stall is None:
-            return []
-        self.resumed[stall.report.ranks, stall.report.place] += 1
-        if len(self.resumed) > MAX_REMEMBERED_STALLS:
-            self._forgotten += self.resumed.pop(next(iter(self.resumed)))
-        seconds = self.times.polled - stall.began
-        record = self._record(stall, seconds)
-        if not stall.is_shown:
-            return record
-        line = f"progress resumed after {seconds:.0f} s"
-        return [*record, PrintLines((line,)), *([NotifyOfStall()] if record else [])]
+        return [*self.reports.complete(self.times.polled)]
+
+
+def _list_old(number: int) -> tuple[int, ...]:
+    """Return the stalls before this one that may have left something in the store."""
+    # A round may last for weeks, with a stall at each checkpoint. More than the last one, because
+    # its leader may have died before it could delete the one before.
+    return tuple(range(max(number - SETTLED_STALLS_DELETED, 0), number))
