@@ -10,34 +10,15 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from firstfault_torch import time_limits
 from firstfault_torch.hang.progress import ProgressTracker
-from firstfault_torch.protocol.election import Election
-from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
-    Adopt,
-    Answered,
-    AskStore,
-    Concluded,
-    Event,
-    GiveUp,
-    Instruction,
-    Interrupted,
-    KeySet,
-    Lead,
     Operation,
-    Publish,
-    Published,
     Read,
     SetOnce,
-    Started,
     Swap,
-    TimePassed,
-    Unanswered,
-    WaitingConnectionBroke,
-    WatchKeys,
 )
 from firstfault_torch.protocol.stall_limits import StallLimits
 from firstfault_torch.protocol.stall_messages import (
@@ -81,6 +62,7 @@ from firstfault_torch.protocol.stalls import (
     get_stall_topic,
 )
 from lab.simulated_jobs.events import Events
+from lab.simulated_jobs.stall_election import StallElection
 from lab.simulated_jobs.store import Connection, Link, Server
 
 REPORT_BYTES = 2000
@@ -180,6 +162,9 @@ class StallingAgent:
         is_host: bool,
     ) -> None:
         self.rank = rank
+        self.nodes = world.nodes
+        self._world = world
+        self._events = self.events = world.events
         self.is_host = is_host
         self.link = Link(is_local=is_host)
         self.frozen_until = 0.0
@@ -188,24 +173,18 @@ class StallingAgent:
         self.longest_poll = 0.0
         self.tracker = ProgressTracker(0.0, looks=3)
         self.protocol = world.make_protocol(rank, world.nodes, world.limits, 0.0, has_peers=True)
-        self._world = world
-        self._events = world.events
-        self._draw = random.Random(f"{seed}/agent/{rank}")
+        self.draw = random.Random(f"{seed}/agent/{rank}")
         self._hangs = hangs
         """When its workers make no progress: begin and end, in order."""
         self._begins = [begin for begin, _ in hangs]
         self._using: Connection | None = None
         self._waiting: Connection | None = None
-        self._electing: Connection | None = None
-        """The one that the election uses: it replaces a broken one only for itself."""
         self._todo: deque[StallInstruction] = deque()
         self._answers: deque[StallEvent] = deque()
         self._began_poll: float | None = None
-        self._election: Election | None = None
-        self._deadline_number = 0
-        self._leading: Lead | None = None
-        self._own_report = b""
+        self._election: StallElection | None = None
         self._number = 0
+        """Of the last comparison; below 0 for a report without one."""
 
     @property
     def is_watching(self) -> bool:
@@ -218,7 +197,8 @@ class StallingAgent:
     @property
     def connections(self) -> list[Connection]:
         """Those that are in use."""
-        return [each for each in (self._using, self._waiting, self._electing) if each is not None]
+        electing = self._election.connection if self._election is not None else None
+        return [each for each in (self._using, self._waiting, electing) if each is not None]
 
     def freeze(self, seconds: float) -> None:
         """Don't run for some time."""
@@ -245,12 +225,12 @@ class StallingAgent:
 
     def start(self) -> None:
         """Poll from now on."""
-        self.after(self._draw.uniform(0, self._world.limits.poll), self._poll)
+        self.after(self.draw.uniform(0, self._world.limits.poll), self._poll)
 
     def stop(self) -> None:
         """The round has ended."""
         if self._election is not None:
-            self._feed(Interrupted())
+            self._election.interrupt()
 
     def hangs(self, now: float) -> bool:
         """Whether the workers make no progress."""
@@ -299,7 +279,7 @@ class StallingAgent:
         self._handle(PollEnded())
         if self.protocol.phase is StallPhase.ENDED:
             return
-        wait = self._world.limits.poll + self._draw.random() / 50
+        wait = self._world.limits.poll + self.draw.random() / 50
         if self.protocol.phase is StallPhase.ADVANCING:
             wait += self._skip_polls(now + wait)
         self.after(wait, self._poll)
@@ -324,9 +304,9 @@ class StallingAgent:
         """Carry out an instruction; return whether `_done` is called later."""
         match instruction:
             case AskWorkers() | ConfirmStall():
-                self.after(self._draw.random() * 0.3, self._look)
+                self.after(self.draw.random() * 0.3, self._look)
             case Observe():
-                seconds = self._draw.choice([0.05, 0.3, 2.0])
+                seconds = self.draw.choice([0.05, 0.3, 2.0])
                 self.after(seconds, lambda: self._done(ObservationsTaken(calls_collectives=True)))
             case ReadNumber():
                 self._call(SetOnce(STALL_COUNT_KEY, b"0"), lambda value: NumberRead(_parse(value)))
@@ -417,8 +397,9 @@ class StallingAgent:
 
     # --- the store ----------------------------------------------------------------------------
 
-    def _connect(self) -> Connection:
-        return Connection(self._events, self._world.server, self.link, self._draw)
+    def connect(self) -> Connection:
+        """Return a new connection to the store."""
+        return Connection(self._events, self._world.server, self.link, self.draw)
 
     def _call(
         self,
@@ -429,7 +410,7 @@ class StallingAgent:
         replaced.
         """
         if self._using is None:
-            self._using, self._waiting = self._connect(), self._connect()
+            self._using, self._waiting = self.connect(), self.connect()
         is_over = False
 
         def take(value: bytes | None) -> None:
@@ -447,7 +428,7 @@ class StallingAgent:
     def _delete(self, keys: Sequence[str]) -> None:
         """Delete keys one after the other; the thread that does so goes on after its time."""
         if self._using is None:
-            self._using, self._waiting = self._connect(), self._connect()
+            self._using, self._waiting = self.connect(), self.connect()
         connection, left = self._using, deque(keys)
         is_over = False
 
@@ -472,85 +453,31 @@ class StallingAgent:
     def _close(self) -> None:
         """Let no agent wait for a report any more."""
         election, self._election = self._election, None
-        if election is None or self._using is None:
+        if election is None:
             self._done(ComparisonClosed(None))
-            return
-        nobody = b'{"leaders": [], "complete": false}'
-        request = AskStore(
-            -1, (SetOnce(election.key("order"), nobody), SetOnce(election.key("verdict"), b"-")), ""
-        )
-
-        def end(event: Event) -> None:
-            verdict = event.values[-1] if isinstance(event, Answered) else b"-"
-            self._done(ComparisonClosed(_parse_report(verdict)))
-
-        self._ask(request, end)
+        else:
+            election.close(lambda report: self._done(ComparisonClosed(report)))
 
     # --- the election -------------------------------------------------------------------------
 
     def _compare(self, number: int) -> None:
-        if self._using is None:
+        if self._using is None or self._waiting is None:
             self._done(NoReportElected())
             return
         self._number = number
-        self._electing = self._using
-        world = self._world
-        self._own_report = b""
-        self._election = Election(
-            self.rank, world.nodes, build_limits(world.nodes), get_stall_topic(number)
-        )
-        world.begun.setdefault(number, self._events.now)
-        self._feed(Started(self._observe(), world.limits.reports))
+        self._world.begun.setdefault(number, self._events.now)
+        self._election = StallElection(self, number, (self._using, self._waiting), self._take_end)
+        self._election.start(self._observe(), self._world.limits.reports)
 
-    def _feed(self, event: Event) -> None:
-        election = self._election
-        if election is None:
-            return
-        before = election.phase
-        instructions = election.handle(event, self._events.now)
-        self._events.log(
-            f"agent {self.rank} election {before.value} -> {election.phase.value}:"
-            f" {type(event).__name__}"
-        )
-        for instruction in instructions:
-            self._carry_out(instruction)
-        self._deadline_number += 1
-        number, deadline = self._deadline_number, election.deadline
-        if deadline is not None:
-            self._events.at(deadline, lambda: self.do(lambda: self._pass_time(number)))
-
-    def _pass_time(self, number: int) -> None:
-        if number == self._deadline_number:
-            self._feed(TimePassed())
-
-    def _carry_out(self, instruction: Instruction) -> None:
-        match instruction:
-            case AskStore():
-                self._ask(instruction, self._feed)
-            case WatchKeys(names):
-                self._watch(names)
-            case Lead():
-                self._leading = instruction
-                self.after(0.0, lambda: self._feed(Concluded()))
-            case Publish(is_allowed):
-                if is_allowed:
-                    self.after(self._draw.uniform(0.05, 1), self._publish)
-            case Adopt(verdict):
-                report = _parse_report(verdict)
-                is_mine = verdict == self._own_report
-                self._end_comparison(ReportElected(report, is_mine) if report else None)
-            case GiveUp():
-                self._end_comparison(None)
-
-    def _end_comparison(self, event: ReportElected | None) -> None:
-        if event is not None:
+    def _take_end(self, report: StallReport | None, *, is_mine: bool) -> None:
+        if report is not None:
             self._world.printed.setdefault(self._number, {})[self.rank] = ()
             self._election = None
-        self.after(0.0, lambda: self._done(event or NoReportElected()))
+        event = NoReportElected() if report is None else ReportElected(report, is_mine)
+        self.after(0.0, lambda: self._done(event))
 
-    def _publish(self) -> None:
-        assert self._leading is not None
-        frames = self._leading.reports.splitlines()
+    def lead(self, frames: Sequence[bytes]) -> StallReport:
+        """Return the report for all nodes, as the leader of a comparison."""
         ranks = frozenset(json.loads(frame)["rank"] for frame in frames)
         found = self._handle(ReportsCollected(ranks))
         for instruction in found:
@@ -558,81 +485,8 @@ class StallingAgent:
                 report = self._conclude(instruction, frames, f"stall {self._number}")
                 found = self._handle(StallConcluded(report))
         shared = [each.report for each in found if isinstance(each, ShareReport)]
-        report = shared[0] if shared else StallReport(())
-        self._own_report = json.dumps(asdict(report)).encode()
-        self._feed(Published(self._own_report))
-
-    def _ask(self, request: AskStore, end: Callable[[Event], None]) -> None:
-        """Carry out a request within its time, once more on a new connection if one broke."""
-        is_over = False
-
-        def finish(event: Answered | Unanswered) -> None:
-            nonlocal is_over
-            if not is_over:
-                is_over = True
-                end(event)
-
-        def begin(*, may_repeat: bool) -> None:
-            values: list[bytes] = []
-            connection = self._electing or self._connect()
-
-            def step(value: bytes | None) -> None:
-                if is_over:
-                    return
-                if value is not None:
-                    values.append(value)
-                    ask_next()
-                elif may_repeat:
-                    self._electing = self._connect()
-                    begin(may_repeat=False)
-                else:
-                    finish(Unanswered(request.request))
-
-            def ask_next() -> None:
-                if len(values) == len(request.operations):
-                    finish(Answered(request.request, tuple(values)))
-                    return
-                operation = request.operations[len(values)]
-                connection.ask(operation, lambda value: self.do(lambda: step(value)))
-
-            ask_next()
-
-        begin(may_repeat=request.request >= 0)
-        seconds = time_limits.ELECTION_STEP_TIMEOUT_SECONDS
-        seconds += time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._world.nodes
-        self.after(seconds, lambda: finish(Unanswered(request.request)))
-
-    def _watch(self, names: Sequence[str]) -> None:
-        election, connection = self._election, self._waiting
-        if not names or election is None or connection is None:
-            return
-        name, *rest = names
-
-        def take(value: bytes | None) -> None:
-            if self._election is not election:
-                return
-            if value is None:
-                self._feed(WaitingConnectionBroke())
-                return
-            self._feed(KeySet(name, value))
-            self._watch(rest)
-
-        connection.wait(election.key(name), lambda value: self.do(lambda: take(value)))
+        return shared[0] if shared else StallReport(())
 
 
 def _parse(value: bytes | None) -> int | None:
     return int(value or b"0") if value is not None else None
-
-
-def _parse_report(document: bytes) -> StallReport | None:
-    """Return the report that counts; None if the election was closed without one."""
-    if document == b"-":
-        return None
-    fields = json.loads(document)
-    return StallReport(
-        tuple(fields["lines"]),
-        tuple(fields["ranks"]),
-        position=fields["position"],
-        workers_to_kill=tuple(map(tuple, fields["workers_to_kill"])),
-        is_shown=fields["is_shown"],
-    )
