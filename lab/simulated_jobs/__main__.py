@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lab.simulated_jobs import campaign, ends
+from lab.simulated_jobs import campaign, ends, stalls
 from lab.simulated_jobs.invariants import find_violations
 from lab.simulated_jobs.job import FORMER, PLAIN_STORAGE, PRESENT, Rules, SimulatedJob
 
@@ -14,7 +14,11 @@ RULES = {"former": FORMER, "plain-storage": PLAIN_STORAGE, "present": PRESENT}
 
 def main() -> int:
     """Play seeds, or one of them with its trace."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    if "--stalls" in sys.argv:
+        return stalls.main([each for each in sys.argv[1:] if each != "--stalls"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog="with --stalls: jobs that stall, see --stalls --help"
+    )
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 2000), metavar=("FIRST", "END"))
     parser.add_argument("--seed", type=int, help="play this one, and print its trace")
     parser.add_argument("--nodes", type=int, help="of each job; by default drawn from 2 to 16")

@@ -33,7 +33,7 @@ from firstfault.model import (
 )
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_report, to_files
-from firstfault_torch.hang.watch import STALL_COUNT_KEY
+from firstfault_torch.protocol.stalls import STALL_COUNT_KEY
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from tests.torch_agent.test_hangs import READS, WAITS
 

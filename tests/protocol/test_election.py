@@ -228,6 +228,14 @@ def test_an_agent_that_must_end_leaves_a_slow_leader_alone(
     assert node.answer(b"", b"0") == [GiveUp(reason)]
 
 
+def test_an_agent_gives_up_if_what_it_handed_in_was_deleted() -> None:
+    """It was frozen, and the stall is long over."""
+    node = Node(1).report(b"1 ")
+    node.take(TimePassed())
+    nothing = [b""] * len(node.asked[-1].operations)
+    assert node.answer(*nothing) == [GiveUp(NoVerdictReason.UNDECIDED)]
+
+
 def _reach(phase: ElectionPhase) -> Node:  # noqa: C901 - one case for each phase
     """Return a node in a phase."""
     node = Node(0)

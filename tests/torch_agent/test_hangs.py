@@ -42,14 +42,10 @@ from firstfault_torch.hang.procfs import (
     read_kernel_state,
 )
 from firstfault_torch.hang.progress import ProgressTracker
-from firstfault_torch.hang.stall_report import (
-    StallReport,
-    WorkerObservation,
-    build_stall_report,
-    to_files,
-)
+from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_report, to_files
 from firstfault_torch.options import parse_hang
-from firstfault_torch.rounds.election import CollectedReports
+from firstfault_torch.protocol.stall_limits import build_stall_limits
+from firstfault_torch.protocol.stall_messages import StallReport
 from tests.http_receiver import serve_receiver
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S
@@ -368,13 +364,6 @@ def test_no_rank_stands_out() -> None:
         ((3, 0),),
         "no single rank is behind",
     )
-    watch = watching()
-    watch._investigate({}, 61.0, ends_attempt=False)
-    watch._observe_workers = lambda *_, **__: [
-        (worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)
-    ]  # type: ignore[method-assign]
-    watch._investigate({}, 122.0, ends_attempt=False)
-    assert watch._stall.report.ranks == (5,), "it has one as long as the stall lasts"
     told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends_attempt=True, own=3)
     assert (told.lines[-1], told.workers_to_kill) == (
         "not ending the attempt: rank 3 was elsewhere 7 s ago",
@@ -396,13 +385,6 @@ def test_ranks_that_work_by_themselves() -> None:
         " making progress, or "
     )
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
-    watch = watching()
-    reports = CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
-    assert watch._conclude(partial(build_stall_report, seconds=61.0), reports).lines
-    watch._places.nodes = 3  # type: ignore[misc]
-    assert watch._conclude(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), (
-        "most nodes go on"
-    )
     assert (
         build_stall_report(to_files([(worker(0, of=2), WorkerObservation(0, 0))]), 61.0)
         .lines[0]
@@ -535,18 +517,39 @@ def test_what_is_ended(
 def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) -> StallWatch:
     """Return the watch of a job of one node whose rank 5 stands in a loader."""
     reporter = SimpleNamespace(
-        node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put
+        node_context=SimpleNamespace(round=0, output_prefix="/jobs/7", files=None), put=put
     )
-    places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
-    watch = StallWatch(Hang(None, None), *cast("Any", (None, reporter, places)), peers=None)
-    watch._hang = Hang(60)
+    places = SimpleNamespace(
+        nodes=1, of=lambda *_: Place(group_rank=0, world_size=8), rank_of=lambda local: local
+    )
+    answers: dict[int, Any] = {}
+    its = SimpleNamespace(alive={0: os.getpid()}, ask=lambda *_: answers, answers=answers)
+    watch = StallWatch(Hang(None, None), *cast("Any", (its, reporter, places)), peers=None)
+    watch._limits = watch._protocol.times.limits = build_stall_limits(60)
+    watch._protocol.times.reset()
     workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
     workers[5] = worker(5, begun=40, stack=READS)
-    watch._observe_workers = lambda *_, **__: [
+    watch._observer._observe_workers = lambda *_, **__: [  # type: ignore[method-assign]
         (each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)
-    ]  # type: ignore[method-assign]
-    watch._tracker.since, watch._tracker.looks = 0.0, 3
+    ]
+    watch._tracker.looks = 3
     return watch
+
+
+def stall(watch: StallWatch, seconds: float) -> None:
+    """Poll the workers after so many seconds without progress."""
+    watch._tracker.since = time.monotonic() - seconds
+    watch._poll()
+
+
+def resume(watch: StallWatch, seconds: float) -> None:
+    """Poll the workers when they make progress again."""
+    if watch._protocol.reports.stall is not None:
+        began = time.monotonic() - seconds
+        watch._protocol.reports.stall = replace(watch._protocol.reports.stall, began=began)
+    begun = watch._tracker.enqueued.get(0, 0) + 1
+    cast("Any", watch._workers).answers[0] = {"begun": begun, "ended": begun, "at": begun}
+    watch._poll()
 
 
 def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) -> None:
@@ -556,27 +559,15 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     kept: list[str] = []
     watch = watching(lambda path, _: kept.append(path))
     for _ in range(4):
-        watch._investigate({}, 61.0, ends_attempt=False)
-        watch._handle_progress(74.0)
+        stall(watch, 61)
+        resume(watch, 74)
     assert (
         caplog.text.count("no progress for 61 s"),
         caplog.text.count("progress resumed after 74 s"),
     ) == (3, 3)
-    watch._investigate({}, 241.0, ends_attempt=False)
+    stall(watch, 241)
     assert "no progress for 241 s" in caplog.text
     assert len(set(kept)) == 5
-    watch._handle_progress(260.0)
-    watch._resumed_stalls[(6,), "elsewhere"] = 100
-    number = len(kept)
-    watch._investigate({}, 61.0, ends_attempt=False)
-    assert len(kept) == number, "at usual places not more than a hundred are kept"
-    watch._observe_workers = lambda *_, **__: [
-        (worker(0, begun=0, stack=READS), WorkerObservation(0, 0))
-    ]  # type: ignore[method-assign]
-    watch._investigate({}, 500.0, ends_attempt=False)
-    assert "no progress for 500 s" not in caplog.text, (
-        "it calls no collectives, and does not wait to form a group"
-    )
 
 
 # --- looks ----------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ and agents that compare over a real store.
 
 import ctypes
 import datetime as dt
+import json
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,16 @@ from torch.distributed import TCPStore
 
 from firstfault.model import Place
 from firstfault.recorder.folder import NodeFolder
-from firstfault_torch import Hang
+from firstfault_torch import Hang, time_limits
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
-from firstfault_torch.hang import StallWatch, watch
+from firstfault_torch.hang import StallWatch, observe
+from firstfault_torch.hang.compare import parse_report
 from firstfault_torch.hang.stall_report import WorkerObservation
 from firstfault_torch.node.channel import WorkerChannel
 from firstfault_torch.node.stacks import register_stacks
+from firstfault_torch.protocol.stall_limits import build_stall_limits
+from firstfault_torch.protocol.stall_messages import NumberRead, StallReport
 from tests.plugin.running import short_folder
 from tests.prefix import Prefix
 from tests.torch_agent.stores import hosted
@@ -61,7 +65,7 @@ def test_a_stalled_worker_gets_no_signal(
     """A native call isn't interrupted by a look at a stall,
     also if the attempt may be ended but this worker isn't.
     """
-    monkeypatch.setattr(watch, "SNAPSHOT_TIMEOUT_SECONDS", 0.1)  # it can't answer
+    monkeypatch.setattr(observe, "SNAPSHOT_TIMEOUT_SECONDS", 0.1)  # it can't answer
     folder = short_folder()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -81,7 +85,7 @@ def test_a_stalled_worker_gets_no_signal(
         now = time.monotonic()
         one._tracker.since = one._tracker.moved[0] = one._tracker._answered[0] = now - WARN_S
         one._tracker._counts[0] = 1, 0
-        one._investigate({0: process.pid or 0}, now, ends_attempt=ends_attempt)
+        one._observer.observe({0: process.pid or 0}, now, ends_attempt=ends_attempt)
         assert ours.recv() == 0, "the call of poll was interrupted"
         ours.send("end")
         local.close()
@@ -90,13 +94,11 @@ def test_a_stalled_worker_gets_no_signal(
         process.join()
 
 
-# --- nodes that look at the same moments ----------------------------------------------------------
+# --- nodes that compare over a real store ----------------------------------------------------
 
 
 class Node:
-    """The watch of one node of a job of two, whose worker makes no progress;
-    `killed` when it ends the attempt.
-    """
+    """The watch of one node of a job of two, whose worker makes no progress."""
 
     def __init__(
         self,
@@ -105,24 +107,24 @@ class Node:
         hang: Hang,
         wait_seconds: float,
     ) -> None:
-        self.killed = threading.Event()
-        workers: Any = SimpleNamespace(
-            alive=ALIVE,
-            ask=lambda *_: {},
-            kill_hung_workers=lambda *_: self.killed.set(),
-            stacks=lambda _: {},
-        )
+        self.answers: dict[int, Any] = {}
+        workers: Any = SimpleNamespace(alive=ALIVE, ask=lambda *_: self.answers)
         reporter: Any = SimpleNamespace(
-            node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=lambda *_: None
+            node_context=SimpleNamespace(round=0, output_prefix="/jobs/7", files=None),
+            put=lambda *_: None,
         )
         places: Any = SimpleNamespace(
-            nodes=2, of=lambda *_: Place(group_rank=group_rank, world_size=4)
+            nodes=2,
+            of=lambda *_: Place(group_rank=group_rank, world_size=4),
+            rank_of=lambda local: 2 * group_rank + local,
         )
-        peers: Any = SimpleNamespace(connect=connect)
+        liveness = SimpleNamespace(states={}, request_states=lambda: None)
+        peers: Any = SimpleNamespace(connect=connect, liveness=liveness, roster=None)
         self.watch = StallWatch(Hang(None, None), workers, reporter, places, peers)
-        self.watch._hang = hang
-        self.watch._wait_s = wait_seconds
-        self.watch._next_s = hang.warn_seconds or 0.0
+        limits = build_stall_limits(hang.warn_seconds, hang.end_seconds)
+        self.watch._limits = replace(limits, reports=wait_seconds)
+        self.watch._protocol.times.limits = limits
+        self.watch._protocol.times.reset()
         self.watch._tracker.looks = 3
         seen = [
             (
@@ -131,28 +133,24 @@ class Node:
             )
             for rank in (2 * group_rank, 2 * group_rank + 1)
         ]
+        self.watch._observer._observe_workers = lambda *_, **__: seen  # type: ignore[method-assign]
 
-        def observe(_: Any, now: float, *, ends_attempt: bool) -> Any:
-            seconds = now - self.watch._tracker.since
-            stalled = {
-                "unchanged_seconds": seconds,
-                "stalled_seconds": seconds,
-                "ends_attempt": ends_attempt,
-            }
-            return [(failure, replace(facts, **stalled)) for failure, facts in seen]
+    def stall(self) -> None:
+        """Poll the workers when the first warning is due."""
+        self.watch._tracker.since = time.monotonic() - WARN_S
+        self.watch._poll()
 
-        self.watch._observe_workers = observe  # type: ignore[method-assign]
-
-    def look(self, seconds: float) -> None:
-        """Poll at a time without progress."""
-        now = time.monotonic()
-        self.watch._tracker.since = now - seconds
-        self.watch._handle_stall(ALIVE, now)
+    def resume(self) -> None:
+        """Poll the workers when they make progress again."""
+        begun = self.watch._tracker.enqueued.get(0, 0) + 1
+        self.answers[0] = {"begun": begun, "ended": begun, "at": begun}
+        self.watch._poll()
 
     @property
     def lines(self) -> tuple[str, ...]:
         """What it printed about the stall."""
-        return self.watch._stall.report.lines if self.watch._stall is not None else ()
+        stall = self.watch._protocol.reports.stall
+        return stall.report.lines if stall is not None else ()
 
 
 @pytest.fixture
@@ -180,67 +178,23 @@ def _in_thread(call: Callable[..., None], *args: Any) -> Iterator[threading.Thre
     assert not thread.is_alive()
 
 
-def test_a_lasting_hang_is_ended(store: TCPStore) -> None:
-    """Nodes whose last progress was at different times compare together,
-    and end the hang once both may.
-    """
-    hang = Hang(WARN_S, END_S)
-    first, second = (Node(rank, _connected(store), hang, 0.2) for rank in (0, 1))
-    first.look(WARN_S)
-    assert "no response from node 1" in first.lines[0], (
-        "the other one's ranks made progress half a minute ago"
-    )
-    second.look(WARN_S - 30)
-    assert not second.lines
-
-    def both(one: Node, its: float, other: Node, others: float) -> None:
-        """Let one node look; the other one polls, as it always does."""
-        one.watch._wait_s = other.watch._wait_s = 5.0
-        with _in_thread(one.look, its) as looks:
-            while looks.is_alive():
-                other.look(others)
-                time.sleep(0.02)
-        one.watch._wait_s = other.watch._wait_s = 0.2
-        assert one.lines == other.lines
-        assert "no response" not in one.lines[0]
-
-    both(second, WARN_S, first, WARN_S + 30)
-    both(first, END_S, second, END_S - 30)
-    assert not first.killed.is_set(), "the second node's ranks made progress less than 300 s ago"
-    assert f"no progress for {END_S - 30:.0f} s" in first.lines[0]
-    both(second, END_S, first, END_S + 30)
-    assert second.killed.is_set(), second.lines
-    for node in (first, second):
-        node.watch.end()
-
-
-def test_the_time_until_the_next_look() -> None:
-    """It's the option's time doubled, not the measured one,
-    which is longer on each node by another part of a poll.
-    """
-    nodes = [Node(rank, lambda: None, Hang(WARN_S), 0.1) for rank in (0, 1)]
-    for number, late in ((1, (0.1, 4.9)), (2, (4.9, 0.1)), (4, (2.0, 4.9))):
-        for node, more in zip(nodes, late, strict=True):
-            node.look(number * WARN_S + more)
-            assert node.watch._next_s == 2 * number * WARN_S
-
-
 # --- what stays -----------------------------------------------------------------------------------
 
 
 def test_many_stalls_leave_nothing_in_the_store(store: TCPStore) -> None:
-    """After a few stalls the store holds as many keys as after many, on all nodes' behalf."""
+    """The store holds the keys of the last one only."""
     nodes = [Node(rank, _connected(store), Hang(WARN_S), LONG_S) for rank in (0, 1)]
     keys = []
-    for number in range(12):
-        with _in_thread(nodes[1].look, WARN_S):
-            nodes[0].look(WARN_S)
+    for number in range(5):
+        with _in_thread(nodes[1].stall):
+            nodes[0].stall()
         assert "rank 2 " in nodes[0].lines[0], nodes[0].lines
-        assert nodes[0].watch._stall.number == number  # type: ignore[union-attr]
+        assert nodes[0].lines == nodes[1].lines
+        assert nodes[0].watch._protocol.reports.stall.number == number  # type: ignore[union-attr]
         for node in nodes:
-            node.watch._handle_progress(time.monotonic())
+            node.resume()
         keys.append(store.num_keys())
-    assert keys[6:] == keys[6:7] * 6, keys
+    assert keys[1:] == keys[1:2] * 4, keys
     for node in nodes:
         node.watch.end()
 
@@ -250,12 +204,20 @@ def test_a_broken_connection_is_replaced() -> None:
     with hosted() as (host, lost), hosted() as (_, store):
         stores = [lost, lost, store, store]
         node = Node(0, lambda: stores.pop(0).clone(), Hang(WARN_S), 0.2)
-        assert node.watch._get_stall_number() == 0
+        assert node.watch._comparison.read_number() == NumberRead(0)
         host.kill()
         host.join()
-        assert node.watch._get_stall_number() is None
-        assert node.watch._get_stall_number() == 0
+        assert node.watch._comparison.read_number() == NumberRead(None)
+        assert node.watch._comparison.read_number() == NumberRead(0)
         node.watch.end()
+
+
+def test_a_report_of_an_earlier_version() -> None:
+    """Its leader doesn't decide for all nodes whether they print."""
+    fields = asdict(StallReport(("no progress",), workers_to_kill=((0, 1),)))
+    assert parse_report(json.dumps(fields).encode()) == StallReport(**fields)
+    del fields["is_shown"]
+    assert parse_report(json.dumps(fields).encode()).is_shown is None
 
 
 def test_a_watch_survives_errors(
@@ -274,7 +236,7 @@ def test_a_watch_survives_errors(
         polled.set()
         return {}
 
-    monkeypatch.setattr(watch, "PROGRESS_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(time_limits, "PROGRESS_POLL_SECONDS", 0.01)
     workers: Any = SimpleNamespace(alive=ALIVE, ask=ask)
     reporter: Any = SimpleNamespace(
         node_context=SimpleNamespace(round=0, output_prefix="", files=None)

@@ -18,9 +18,9 @@ import pytest
 from firstfault_torch import time_limits
 from firstfault_torch.conclusion import notifications
 from firstfault_torch.hang.ras import add_ras_line
-from firstfault_torch.hang.stall_report import StallReport
+from firstfault_torch.protocol.stall_messages import StallReport
 from tests.http_receiver import serve_receiver
-from tests.torch_agent.test_hangs import watching
+from tests.torch_agent.test_hangs import resume, stall, watching
 
 OTHERS = {"AllReduce": 3041, "Broadcast": 2}
 
@@ -203,12 +203,12 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     no connection is made.
     """
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
-    watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
+    stall(watching(backend="gloo"), 61)
     assert add_ras_line(lambda: StallReport(()), {os.getpid()}).lines == ()
     assert ras.asked == []
     watch = watching()
-    watch._investigate({0: os.getpid()}, 61.0, ends_attempt=False)
-    assert watch._stall.report.ranks == (5,)
+    stall(watch, 61)
+    assert watch._protocol.reports.stall.report.ranks == (5,)  # type: ignore[union-attr]
     assert (
         caplog.messages[-1]
         == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
@@ -224,15 +224,15 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         for wanted in ("0", ""):
             monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", wanted)
             watch = watching(backend="gloo")
-            watch._resumed_stalls[(5,), "loader.py:88 in read_shard"] = 2
+            watch._protocol.reports.resumed[(5,), "loader.py:88 in read_shard"] = 2
             # the second is the fourth at its place: it is not told
             for began, ended in (
                 (61.0, 130.0),
                 (61.0, 74.0),
             ):
-                watch._investigate({}, began, ends_attempt=False)
-                watch._investigate({}, 2 * began, ends_attempt=False)
-                watch._handle_progress(ended)
+                stall(watch, began)
+                stall(watch, 2 * began)
+                resume(watch, ended)
     began, over = (json.loads(request.body) for request in webhook.received)
     assert (began["type"], began["source"], began["subject"]) == (
         "firstfault.stall.v1",
@@ -266,7 +266,7 @@ def test_a_notifier_that_hangs(
     ]
     monkeypatch.setattr(notifications, "entry_points", lambda **_: points)
     began = time.monotonic()
-    watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
+    stall(watching(backend="gloo"), 61)
     assert time.monotonic() - began < 5
     assert "the notifier a didn't return within 0.5 s" in caplog.text
     assert not called

@@ -313,7 +313,7 @@ def test_silent_connections_at_the_exit(
     with monkeypatch.context() as patch:
         patch.setattr(PrefixStore, "wait", lambda *_: silent.wait(LONG_S))
         first = node(0)
-        until(lambda: first.outcome._connection is not None)
+        wait_until(lambda: first.outcome._connection is not None)
         monkeypatch.setattr(first.outcome, "poll", lambda: None)
         waiting = pool.submit(first.await_all)
         failure = FailureNotice("ValueError", "worker-1", 1, 3)

@@ -12,10 +12,6 @@ POLLS_UNTIL_STEADY = 3
 """Polls with progress until a training counts as running steadily;
 its first steps may compile for minutes.
 """
-FIRST_STEPS_FACTOR = 3
-"""In the first steps, busy ranks are reported, and a stalled attempt is ended,
-after this many times longer.
-"""
 
 
 @dataclass

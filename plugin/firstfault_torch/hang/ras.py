@@ -28,7 +28,7 @@ from firstfault_torch.time_limits import (
 )
 
 if TYPE_CHECKING:
-    from firstfault_torch.hang.stall_report import StallReport
+    from firstfault_torch.protocol.stall_messages import StallReport
 
 GREETING = b"CLIENT PROTOCOL 2\n"
 STATUS_REQUEST = b"TIMEOUT 1\nSET FORMAT json\nSTATUS\n"

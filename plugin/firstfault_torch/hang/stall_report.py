@@ -19,7 +19,8 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.strategies.headlines import join_ranks
 from firstfault.utils.text import one_line
 from firstfault.wire.documents import decode, encode
-from firstfault_torch.hang.progress import FIRST_STEPS_FACTOR
+from firstfault_torch.protocol.stall_limits import FIRST_STEPS_FACTOR
+from firstfault_torch.protocol.stall_messages import StallReport
 
 DOCUMENT_SUFFIX, OBSERVATION_SUFFIX = ".pb", ".json"
 MAX_LISTED_RANKS = 3
@@ -47,39 +48,6 @@ class WorkerObservation:
     """Seconds without progress on its node; if None, those of the concluding agent."""
     ends_attempt: bool = True
     """Whether its node has been without progress for long enough to end the attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class StallReport:
-    """The conclusion of one agent for all nodes. Its fields are keys of JSON in the store."""
-
-    lines: tuple[str, ...]
-    ranks: tuple[int, ...] = ()
-    """The stragglers; empty if no rank differs from the rest."""
-    node: str = ""
-    position: str = ""
-    """The first straggler's: "loader.py:88 in read_shard"."""
-    exit_stage: str = ""
-    """What the first straggler had finished, if it is at no line of the program: "its function had
-    returned while its peers waited for it".
-    """
-    workers_to_kill: tuple[tuple[int, int], ...] = ()
-    """(group rank, local rank) of the workers to kill to end the attempt; empty to continue it."""
-
-    @property
-    def place(self) -> str:
-        """The first straggler's position. Without a straggler, the end of the first line: "no
-        single rank is behind".
-        """
-        return self.position or self.exit_stage or "".join(self.lines[:1]).rpartition(", ")[2]
-
-    @property
-    def straggler(self) -> str:
-        """The first straggler and where it is: "rank 3 at loader.py:88 in read_shard"."""
-        if not self.ranks:
-            return "no single rank"
-        at = f" at {self.position}" if self.position else ""
-        return f"rank {self.ranks[0]}" + (f": {self.exit_stage}" if self.exit_stage else at)
 
 
 def to_files(workers: Iterable[tuple[WorkerError, WorkerObservation]]) -> dict[str, bytes]:

@@ -372,6 +372,9 @@ class Election:
         self._agents = Agents.parse(*agents)
         if order:
             return self._take_order(order, now)
+        if self._own not in self._agents.arrived:
+            # This agent was frozen for so long that its peers have deleted what it handed in.
+            return self._give_up(NoVerdictReason.UNDECIDED)
         if self._agents.have_live_ones_reported() or self._agents.is_complete(self._nodes):
             return self._close(is_complete=self._agents.is_complete(self._nodes))
         usual = self._closes_at + (self._grace if self._agents.leaving else 0.0)
