@@ -20,7 +20,7 @@ class FormerElection(Election):
         return [self._accuse(item) if isinstance(item, Lead) else item for item in instructions]
 
     def _begin(self, report: bytes, closes_at: float) -> list[Instruction]:
-        self._grace = 0.0  # a signal after a failure left the wait as it was
+        self._more_seconds_if_leaving = 0.0  # a signal after a failure left the wait as it was
         return super()._begin(report, closes_at)
 
     def _can_others_decide(self) -> bool:

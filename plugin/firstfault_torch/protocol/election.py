@@ -70,8 +70,10 @@ LOST_KEY = "firstfault/lost"
 """Group ranks of agents whose connection broke."""
 LEAVING_KEY = "firstfault/leaving"
 """Group ranks of agents whose processes have to end, from the moment of the signal."""
-_MARK = b"!"
-"""Behind a group rank: the agent's process has to end. Behind the leader's: it publishes."""
+_LEAVING_MARK = b"!"
+"""Behind a group rank in "arrived": the agent's process has to end."""
+_PUBLISHING_MARK = b"!"
+"""Behind the leader's group rank: it publishes."""
 
 
 class ElectionPhase(Enum):
@@ -118,8 +120,8 @@ class Agents:
     def parse(cls, arrived: bytes, acknowledged: bytes, lost: bytes, leaving: bytes) -> Agents:
         """Parse the values of four keys: words that are group ranks."""
         words = arrived.split()
-        ranks = dict.fromkeys(int(word.rstrip(_MARK)) for word in words)
-        marked = (int(word[:-1]) for word in words if word.endswith(_MARK))
+        ranks = dict.fromkeys(int(word.rstrip(_LEAVING_MARK)) for word in words)
+        marked = (int(word[:-1]) for word in words if word.endswith(_LEAVING_MARK))
         return cls(
             tuple(ranks),
             frozenset(marked).union(map(int, leaving.split())),
@@ -176,13 +178,13 @@ class Election:
         self._shutdown_at: float | None = None
         self._waits_since = 0.0
         """When the present wait for other agents began."""
-        self._hurried_seconds = 0.0
+        self._max_hurried_wait_seconds = 0.0
         """Most seconds of that wait once this process has to end."""
         self._ordered_at = 0.0
         """When this agent learned the order of leaders."""
         self._closes_at = 0.0
         """When the arrivals are closed without the missing agents."""
-        self._grace = 0.0
+        self._more_seconds_if_leaving = 0.0
         """Seconds by which that is later if an agent leaves: then workers may still be saving."""
         self._may_leave = True
         self._pause = limits.first_pause
@@ -193,7 +195,7 @@ class Election:
         """Index of the leader whose turn it is."""
         self._is_taking = False
         """Whether the outstanding request of the phase TAKING takes the leadership."""
-        self._overdue = b""
+        self._overdue_publisher = b""
         """The leader's key, if that agent began to publish and didn't finish in time."""
         self._verdict = b""
         """One that arrived while this agent concluded."""
@@ -211,7 +213,7 @@ class Election:
             case _ if self.phase is ElectionPhase.ENDED:
                 return []
             case Started(report, settle_seconds, grace_seconds, may_leave):
-                self._grace = grace_seconds
+                self._more_seconds_if_leaving = grace_seconds
                 self._may_leave = may_leave
                 return self._begin(report, now + settle_seconds)
             case Answered(request, values):
@@ -221,7 +223,7 @@ class Election:
             case KeySet(name, value):
                 return self._take_key(name, value, now)
             case WaitingConnectionBroke() | TimePassed():
-                return self._look_up()
+                return self._read_what_is_awaited()
             case ShutdownRequested():
                 return self._hurry(now)
             case Concluded():
@@ -297,7 +299,7 @@ class Election:
                 return self._adopt(value)
         return []
 
-    def _look_up(self) -> list[Instruction]:
+    def _read_what_is_awaited(self) -> list[Instruction]:
         """Read in the store what this agent waits for."""
         if self.phase is ElectionPhase.COLLECTING:
             return self._look()
@@ -329,7 +331,7 @@ class Election:
 
     def _name_self(self) -> bytes:
         is_leaving = self._shutdown_at is not None
-        return b"%d%s " % (self._own, _MARK if is_leaving else b"")
+        return b"%d%s " % (self._own, _LEAVING_MARK if is_leaving else b"")
 
     def _collect(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
         self._agents = Agents.parse(values[-1], b"", b"", b"")
@@ -349,7 +351,7 @@ class Election:
     def _await_order(self, look_at: float, now: float) -> list[Instruction]:
         self.phase = ElectionPhase.COLLECTING
         self._waits_since = now
-        self._hurried_seconds = self._limits.hurried_settle
+        self._max_hurried_wait_seconds = self._limits.hurried_settle
         self.deadline = max(min(look_at, self._limit(self._closes_at)), now)
         return []
 
@@ -357,7 +359,9 @@ class Election:
         """Return a deadline of the present wait, or an earlier one after a request to shut down."""
         if self._shutdown_at is None:
             return deadline
-        return min(deadline, max(self._shutdown_at, self._waits_since) + self._hurried_seconds)
+        return min(
+            deadline, max(self._shutdown_at, self._waits_since) + self._max_hurried_wait_seconds
+        )
 
     def _look(self) -> list[Instruction]:
         return self._ask(
@@ -377,7 +381,7 @@ class Election:
             return self._give_up(NoVerdictReason.UNDECIDED)
         if self._agents.have_live_ones_reported() or self._agents.is_complete(self._nodes):
             return self._close(is_complete=self._agents.is_complete(self._nodes))
-        usual = self._closes_at + (self._grace if self._agents.leaving else 0.0)
+        usual = self._closes_at + (self._more_seconds_if_leaving if self._agents.leaving else 0.0)
         closes_at = self._limit(usual)
         if now >= closes_at:
             if now < usual and self._can_others_decide():
@@ -440,7 +444,7 @@ class Election:
         limits = self._limits
         self.phase = ElectionPhase.FOLLOWING
         self._waits_since = now
-        self._hurried_seconds = (
+        self._max_hurried_wait_seconds = (
             limits.hurried_publishing if is_publishing else limits.hurried_leader
         )
         self.deadline = self._limit(now + (limits.publishing if is_publishing else limits.leader))
@@ -454,8 +458,8 @@ class Election:
         # The leader has concluded and is uploading. Taking over now would publish a second
         # verdict. It may also have died there, and then no agent removes the mark: after the limit
         # the next agent takes over.
-        if leader.endswith(_MARK) and leader != self._overdue:
-            self._overdue = leader
+        if leader.endswith(_PUBLISHING_MARK) and leader != self._overdue_publisher:
+            self._overdue_publisher = leader
             return self._follow(now, is_publishing=True)
         if self._shutdown_at is not None:
             hurried_since = max(self._shutdown_at, self._ordered_at)
@@ -492,7 +496,7 @@ class Election:
         self._agents = Agents.parse(*agents)
         if verdict:
             return self._adopt(verdict)
-        is_publishing = leader.endswith(_MARK) and leader != self._overdue
+        is_publishing = leader.endswith(_PUBLISHING_MARK) and leader != self._overdue_publisher
         if is_publishing:
             return self._follow(now)
         self._is_taking = True
@@ -515,12 +519,12 @@ class Election:
         return self._ask(
             ElectionPhase.ANNOUNCING,
             "announcing that this node publishes",
-            Swap(self.key("leader"), mine, mine + _MARK),
+            Swap(self.key("leader"), mine, mine + _PUBLISHING_MARK),
             is_optional=True,
         )
 
     def _take_permission(self, leader: bytes, now: float) -> list[Instruction]:
-        if leader == b"%d%s" % (self._own, _MARK):
+        if leader == b"%d%s" % (self._own, _PUBLISHING_MARK):
             self.phase = ElectionPhase.PUBLISHING
             return [Publish(is_allowed=True)]
         return [Publish(is_allowed=False), *self._follow(now)]
