@@ -117,8 +117,9 @@ class PeersAtExit:
 
         Unlike torch's barrier, it reacts to signals and failures and has no timeout: a pod that
         exits early makes Kubeflow count the job as a success. Nodes without firstfault broadcast no
-        failures; with them torch's timeout applies. `mark_finished` is called once all nodes are
-        known to have succeeded, before the other agents know it.
+        failures; with them torch's timeout applies, as with a store that doesn't answer.
+        `mark_finished` is called once all nodes are known to have succeeded, before the other
+        agents know it.
 
         Raises:
             RendezvousConnectionError: the store's host is gone before all nodes have finished.
