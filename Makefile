@@ -63,13 +63,13 @@ progress: $(VENV) ## repeat a fault after 10 minutes of training under torchrun,
 	@FIRSTFAULT_LONG=1 $(MAKE) --no-print-directory --jobs 3 --output-sync progress-torchrun progress-flyte2 progress-ray
 
 progress-torchrun:
-	@$(BIN)/pytest -q tests/torchrun/test_decisions.py -k progress_it
+	@$(BIN)/pytest -q tests/torchrun/test_exit_codes.py -k after_progress
 
 progress-flyte2:
-	@build/flyte2-venv/bin/python -m pytest -q -W ignore tests/flyte2 -k progress_it
+	@build/flyte2-venv/bin/python -m pytest -q -W ignore tests/flyte2 -k after_progress
 
 progress-ray:
-	@build/ray-venv/bin/python -m pytest -q -W ignore tests/ray_train -k progress_it
+	@build/ray-venv/bin/python -m pytest -q -W ignore tests/ray_train -k after_progress
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals) and print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)

@@ -13,7 +13,7 @@ from firstfault.render.terminal import print_report, terminal_text
 from firstfault.report import Report
 
 
-def printed(report: Report, width: int = 80, *, verbose: bool = False) -> str:
+def print_to_terminal(report: Report, width: int = 80, *, verbose: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)
     print_report(report, console, verbose=verbose)
@@ -21,9 +21,9 @@ def printed(report: Report, width: int = 80, *, verbose: bool = False) -> str:
 
 
 FORMS: dict[str, Callable[[Report], str]] = {
-    "terminal": printed,
-    "terminal -v": lambda report: printed(report, verbose=True),
-    "narrow terminal": lambda report: printed(report, 30),
+    "terminal": print_to_terminal,
+    "terminal -v": lambda report: print_to_terminal(report, verbose=True),
+    "narrow terminal": lambda report: print_to_terminal(report, 30),
     "plain": terminal_text,
     "plain -v": lambda report: terminal_text(report, verbose=True),
     "message": flyte_message,

@@ -23,15 +23,15 @@ class Receiver:
         self.received: list[Received] = []
         self.status = 200
         self.location = ""
-        self.goes_on = threading.Event()
-        self.goes_on.set()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.received.append(Received(self.path, self.headers, body))
-                receiver.goes_on.wait(60)
+                receiver.may_answer.wait(60)
                 self.send_response(receiver.status)
                 self.send_header("Location", receiver.location)
                 self.send_header("Content-Length", "0")
@@ -45,14 +45,14 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
+def serve_receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     thread = threading.Thread(target=receiver.server.serve_forever, args=(0.05,))
     thread.start()
     try:
         yield receiver
     finally:
-        receiver.goes_on.set()
+        receiver.may_answer.set()
         receiver.server.shutdown()
         thread.join()
         receiver.server.server_close()

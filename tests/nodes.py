@@ -29,7 +29,7 @@ from firstfault.model import JobErrors, Verdict, WorkerError
 from firstfault_torch import NodeFailedError, Options, PlainEngine, launch
 from tests.plugin.running import DEADLINE_S, short_folder
 from tests.ports import get_free_port
-from tests.processes import kill, left_of, running_of
+from tests.processes import find_leftover_processes, find_running_processes, kill
 from tests.s3_server import listening
 
 _LOADED = (
@@ -104,7 +104,7 @@ class Ended:
             file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log"))
         )
 
-    def of_rank(self, rank: int) -> WorkerError:
+    def find_failure(self, rank: int) -> WorkerError:
         (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
         return failure
 
@@ -154,7 +154,7 @@ class Job:
             self.processes[-1].start()
         return self
 
-    def told(self, name: str) -> dict[str, Any]:
+    def await_mark(self, name: str) -> dict[str, Any]:
         """Wait until a worker has told something; return it."""
         path = self.folder / f"{name}.json"
         self.await_files(path.name)
@@ -193,7 +193,7 @@ class Job:
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
             assert process.exitcode is not None, _logs(self.folder)
-        left = self.left_over()
+        left = self.find_leftovers()
         assert left == [], left
         reader = MultiErrorFileOutputReader(
             f"{self.store or self.folder}/{self.attempt}", **reading
@@ -208,11 +208,11 @@ class Job:
             job,
         )
 
-    def left_over(self) -> list[str]:
+    def find_leftovers(self) -> list[str]:
         """Return which processes of the job remain after a while, and which of their sockets,
         FIFOs and folders.
         """
-        processes = left_of(*self._ours)
+        processes = find_leftover_processes(*self._ours)
         return [*processes.values(), *map(str, self.temporary.glob("firstfault-*"))]
 
     @property
@@ -224,7 +224,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        kill(running_of(*self._ours))
+        kill(find_running_processes(*self._ours))
         for process in self.processes:
             process.join()
 

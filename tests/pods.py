@@ -24,7 +24,7 @@ NODES = 2
 
 
 @contextlib.contextmanager
-def started(
+def start_pods(
     task: Any,
     folder: Path,
     inputs: LiteralMap,

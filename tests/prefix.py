@@ -35,10 +35,10 @@ class Prefix:
     def node_context(self, deadline_seconds: float = 5.0) -> NodeContext:
         """Return a recording into this prefix."""
         from tests.recordings import (  # noqa: PLC0415 - the library's tests have no torch
-            recording_at,
+            make_node_context,
         )
 
-        return recording_at(self.uri, deadline_seconds)
+        return make_node_context(self.uri, deadline_seconds)
 
     def files(self, where: str = ERRORS) -> dict[str, bytes]:
         """Return the documents or roster entries in one of its folders, by name."""

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-LEFT_S = 30.0
+LEFTOVER_TIMEOUT_S = 30.0
 """How long a process may outlive its agent."""
 
 
@@ -25,7 +25,7 @@ class Process:
     environment: dict[str, str]
 
 
-def processes() -> dict[int, Process]:
+def read_processes() -> dict[int, Process]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(ValueError):  # it has just ended
@@ -38,14 +38,16 @@ def processes() -> dict[int, Process]:
     return found
 
 
-def running_of(sessions: Collection[int | None] = (), variable: str = "") -> dict[int, str]:
+def find_running_processes(
+    sessions: Collection[int | None] = (), variable: str = ""
+) -> dict[int, str]:
     """Return the command lines of the processes in sessions, or with a variable,
     such as "NAME=value".
     """
     name, _, value = variable.partition("=")
     return {
         pid: process.command
-        for pid, process in processes().items()
+        for pid, process in read_processes().items()
         if process.state != "Z"
         and (process.session in sessions or (name and process.environment.get(name) == value))
     }
@@ -64,10 +66,12 @@ def _text(path: Path) -> str:
         return ""
 
 
-def left_of(sessions: Collection[int | None] = (), variable: str = "") -> dict[int, str]:
+def find_leftover_processes(
+    sessions: Collection[int | None] = (), variable: str = ""
+) -> dict[int, str]:
     """Return those that do not end soon."""
-    deadline = time.monotonic() + LEFT_S
-    while (left := running_of(sessions, variable)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + LEFTOVER_TIMEOUT_S
+    while (left := find_running_processes(sessions, variable)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 

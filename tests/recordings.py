@@ -36,7 +36,7 @@ class RetryingEngine(PlainEngine):
         return pods_live(job)
 
 
-def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> NodeContext:
+def make_node_context(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> NodeContext:
     """Return a recording into an output prefix by the node in the variables;
     `fields` are its own or its identity's.
     """
@@ -50,7 +50,7 @@ def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Node
     )
 
 
-def concluded(
+def conclude_node(
     node_context: NodeContext,
     failures: Sequence[WorkerError],
     *,
@@ -71,6 +71,6 @@ def concluded(
     return conclude_on_node(node_context, copies, engine, options, Wait(seconds, **wait)).conclusion
 
 
-def published(conclusion: Conclusion, node_context: NodeContext) -> Publication:
+def seal_conclusion(conclusion: Conclusion, node_context: NodeContext) -> Publication:
     """Return a conclusion as its node publishes it, without copies."""
     return seal_verdict(NodeConclusion(conclusion, {}), node_context)

@@ -59,7 +59,9 @@ RECORD = model.RestartRecord(
 )
 
 
-def sealed(verdict: model.Verdict, decision: model.Decision, **changes: Any) -> bytes:
+def encode_sealed_verdict(
+    verdict: model.Verdict, decision: model.Decision, **changes: Any
+) -> bytes:
     """Return the file of a verdict; `changes` are other fields of its seal."""
     seal = model.Seal(
         name="",

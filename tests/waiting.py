@@ -13,7 +13,7 @@ SOON_S = 30.0
 """What takes milliseconds may take so long on a busy machine."""
 
 
-def until(
+def wait_until(
     condition: Callable[[], object], what: str = "it never came", seconds: float = SOON_S
 ) -> None:
     """Return when the condition holds; fail after a time that no busy machine needs."""
@@ -23,7 +23,7 @@ def until(
         time.sleep(0.005)
 
 
-def in_a_thread(call: Callable[[], object]) -> None:
+def run_in_thread(call: Callable[[], object]) -> None:
     """Call a function in another thread, and return when it has ended."""
     thread = threading.Thread(target=call)
     thread.start()
@@ -32,7 +32,7 @@ def in_a_thread(call: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def beside(
+def run_in_background(
     request: pytest.FixtureRequest, calls: dict[str, Callable[[], Any]]
 ) -> Iterator[dict[str, Future[Any]]]:
     """Begin, one after the other, what mostly waits, beside the other tests of a module;

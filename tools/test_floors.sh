@@ -38,7 +38,7 @@ for name in firstfault.__all__:
     getattr(firstfault, name)
 PY
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --maxprocesses 4 --dist loadfile tests/proto \
-  tests/readers/test_{cli,flyte_conformance,other_commands,report_terminal,signatures,store,watch,wire}.py \
+  tests/readers/test_{classify_and_prune,cli,flyte_conformance,signatures,store,terminal,watch,wire}.py \
   tests/reports/test_golden.py
 
 venv=$root/build/flytekit-floor-venv

@@ -21,7 +21,7 @@ import torch.distributed as dist  # noqa: E402 - only now all is found
 from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E402
 
 from lab.benchmarks.launching import TORCHS, started  # noqa: E402
-from tests.processes import running_of  # noqa: E402
+from tests.processes import find_running_processes  # noqa: E402
 
 WAITS_S = 30
 FAULTS = ("raise", "kill", "exit", "agent-killed", "first-agent-killed")
@@ -74,7 +74,9 @@ def ended(
         time.sleep(0.02)
     time.sleep(3)
     began = float(raised.read_text(encoding="ascii"))
-    return [ends[number] - began for number in sorted(ends)], running_of(variable=f"MARKS={folder}")
+    return [ends[number] - began for number in sorted(ends)], find_running_processes(
+        variable=f"MARKS={folder}"
+    )
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from firstfault.layout import ERRORS, is_stock_error_file
 from firstfault.store import is_remote, open_store
 from firstfault.utils.run_sync import run_sync
 from flytekitplugins.firstfault.local.pods import JobState, error_seen, job_state
-from tests.pods import started
+from tests.pods import start_pods
 
 FAILING = ("ours_default", "stock_fast", "stock_default")
 SUCCEEDING = ("ours_good", "stock_good")
@@ -98,7 +98,7 @@ def run(
     began_ns = time.time_ns()
     cpu_before = _cpu_seconds()
     try:
-        with started(task, folder, LiteralMap(), own, prefix=prefix) as pods:
+        with start_pods(task, folder, LiteralMap(), own, prefix=prefix) as pods:
             while (state := job_state(pods)) is None and not _is_late(raised_at):
                 time.sleep(0.01)
             seen = error_seen(prefix, state, multi_file=False) if state is not None else None

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from tests.processes import processes
+from tests.processes import read_processes
 
 NODES = 2
 TORCHS = ("-m", "torch.distributed.run")
@@ -166,7 +166,7 @@ def _output(folder: Path, node: int) -> tuple[str, str]:
 
 
 def _usage(launcher: int, start_cpu: float) -> Usage:
-    found = processes().items()
+    found = read_processes().items()
     pids = [
         launcher,
         *(pid for pid, one in found if one.parent == launcher and _RECORDER in one.command),

@@ -34,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from tests.processes import Process, processes  # noqa: E402 - only now it is found
+from tests.processes import Process, read_processes  # noqa: E402 - only now it is found
 
 JOBS = ROOT / "tests" / "plugin" / "jobs" / "soaking.py"
 KEPT = ROOT / "build" / "soak"
@@ -174,7 +174,7 @@ def of_run(marks: Path) -> dict[int, Process]:
     """
     return {
         pid: process
-        for pid, process in processes().items()
+        for pid, process in read_processes().items()
         if process.environment.get("MARKS") == str(marks)
         and "FLYTE_ATTEMPT_NUMBER" in process.environment
     }
@@ -343,7 +343,7 @@ class Run:
         marks = [json.loads(file.read_text()) for file in files]
         self._nodes.append({rank: mark["node"] for rank, mark in enumerate(marks)})
         agent = marks[fault.rank]["agent"]
-        children = {pid: one for pid, one in processes().items() if one.parent == agent}
+        children = {pid: one for pid, one in read_processes().items() if one.parent == agent}
         recorder = next(
             (pid for pid, one in children.items() if "-m firstfault.recorder" in one.command), None
         )
@@ -372,7 +372,7 @@ class Run:
                 self._leave(
                     f"process {pid}", f"of attempt {number} during attempt {attempt}: {one.command}"
                 )
-        for pid, one in processes().items():
+        for pid, one in read_processes().items():
             if (one.parent, one.state) == (self._process.pid, "Z"):
                 self._leave(f"zombie {pid}", f"of the engine during attempt {attempt}")
         folders = set(self._temporary.glob("firstfault-*"))

@@ -42,7 +42,7 @@ def run_program(case: Case, folder: Path, common: str = "") -> Job:
         environments=environments,
         common=common,
     )
-    if not job.told:
+    if not job.truths:
         raise ValueError(f"nothing was injected: {job.nodes}")
     return job
 
@@ -80,8 +80,8 @@ def complaints_of(case: Case, job: Job, files: Files) -> list[str]:
     """Return what is wrong with the end of a job, and with the verdict that its nodes print."""
     if case.scope == "none":
         return [f"exit code {node.code}" for node in job.nodes if node.code] + job.left
-    found = job.complaints(killed=int(case.fault.removeprefix(NCCL) in _KILLED_AGENTS))
-    truth = truth_of(case, job.told)
+    found = job.find_problems(killed=int(case.fault.removeprefix(NCCL) in _KILLED_AGENTS))
+    truth = truth_of(case, job.truths)
     read = build_job(files, case.nodes)
     verdicts = [
         run_strategy(get_strategy("evidence"), seen) for seen in (read, on_own_machines(read))

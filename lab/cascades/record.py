@@ -111,7 +111,7 @@ class Lab(contextlib.ExitStack):
             if complaints:
                 texts = "\n".join(node.err[-3000:] for node in job.nodes)
                 raise ValueError("\n  ".join([*complaints, *texts.splitlines()]))
-            _pack(case, file, job.told, files, "torchrun")
+            _pack(case, file, job.truths, files, "torchrun")
 
     def judge(self, case: Case) -> bool:
         """Run a case with the torch at hand; print and return whether the verdict is right."""

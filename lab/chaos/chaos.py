@@ -27,7 +27,7 @@ from lab.chaos.steps import (  # noqa: E402 - the path comes first
     TEXT_KEPT,
 )
 
-KILLS = ["tests/lab/test_kills.py"]
+KILLS = ["tests/lab/test_chaos.py"]
 STORAGE = [
     "tests/plugin/test_faulty_storage.py",
     "tests/torch_agent/test_faulty_storage.py",
@@ -37,18 +37,18 @@ BAD_INPUTS = [
     "tests/readers/test_hostile_files.py",
     "tests/readers/test_hostile_attempts.py",
     "tests/readers/test_wire.py",
-    "tests/readers/test_redaction.py",
-    "tests/reports/test_every_field.py",
+    "tests/readers/test_credentials.py",
+    "tests/reports/test_hostile_text.py",
 ]
 PROMISED = {
-    "test_a_document_that_cannot_be_read": NO_HALF,
-    "test_answers_that_come_twice": NO_HALF,
-    "test_a_listing_that_fails": EXIT_CODE,
+    "test_an_unreadable_document_is_named_and_the_other_judged": NO_HALF,
+    "test_a_repeated_answer_is_not_taken_for_the_next_one": NO_HALF,
+    "test_a_failed_listing_is_an_error_of_one_line": EXIT_CODE,
     "test_no_document_can_be_read": EXIT_CODE,
     "test_a_node_is_terminated_while_the_storage_hangs": EXIT_CODE,
     "test_uploads": TEXT_KEPT,
     "test_sealing": TEXT_KEPT,
-    "test_a_storage_that_refuses_connections": TEXT_KEPT,
+    "test_the_entrypoint_uploads_the_verdict_after_refused_connections": TEXT_KEPT,
     "test_the_storage_hangs_and_the_failing_node_dies": TEXT_KEPT,
 }
 """What a test of the storage is about; each of its cases is one fault."""
@@ -66,8 +66,8 @@ STORAGE_FAULTS = {
     "twice": "storage: answers twice",
 }
 ONE_FAULT = {
-    "test_answers_that_come_twice": "twice",
-    "test_a_storage_that_refuses_connections": "refused",
+    "test_a_repeated_answer_is_not_taken_for_the_next_one": "twice",
+    "test_the_entrypoint_uploads_the_verdict_after_refused_connections": "refused",
     "test_the_storage_hangs_and_the_failing_node_dies": "stall",
     "test_a_node_is_terminated_while_the_storage_hangs": "stall",
 }

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 from lab.consoles import score  # noqa: E402 - only now it is found
-from tests.processes import kill, running_of  # noqa: E402
+from tests.processes import find_running_processes, kill  # noqa: E402
 
 Stream: TypeAlias = "list[tuple[float, bytes]]"
 """What a node printed, and when."""
@@ -205,7 +205,7 @@ def run_job(
                 deadline = min(deadline, time.monotonic() + OTHERS_S)
             time.sleep(0.1)
     finally:
-        kill(running_of(variable=f"MARKS={folder}"))
+        kill(find_running_processes(variable=f"MARKS={folder}"))
         for reader in readers:
             reader.join()
     if (folder / "slurm.out").exists():

@@ -14,7 +14,7 @@ from typing import Any
 from flyteidl.core.literals_pb2 import LiteralMap
 
 from flytekitplugins.firstfault.local.loading import read_inputs, show_outputs
-from tests.pods import NODES, started
+from tests.pods import NODES, start_pods
 
 HERE = Path(__file__).parent
 LONGEST_S = 90.0
@@ -42,7 +42,7 @@ def run(module: str, folder: Path, inputs: Mapping[str, Any]) -> Ended:
         "FLYTE_INTERNAL_EXECUTION_ID": f"frameworks-{module}",
         "OMP_NUM_THREADS": "1",  # kfpytorch warns if it is not set
     }
-    with started(task, folder, read_inputs(task, json.dumps(inputs)), own) as pods:
+    with start_pods(task, folder, read_inputs(task, json.dumps(inputs)), own) as pods:
         deadline = time.monotonic() + LONGEST_S
         while any(pod.exit_code is None for pod in pods) and time.monotonic() < deadline:
             time.sleep(0.05)

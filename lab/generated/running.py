@@ -23,7 +23,7 @@ from firstfault_torch import NodeFailedError, PlainEngine, launch
 from lab.generated import shapes
 from lab.generated.faults import Fault
 from lab.generated.program import NODES, TIMEOUT_S, WORKERS, Plan, plan_of, source_of
-from tests.processes import kill, left_of, running_of
+from tests.processes import find_leftover_processes, find_running_processes, kill
 
 _CLOCK = Path(__file__).parent / "clock"
 _LONGEST_S = 60.0
@@ -70,8 +70,8 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     is_stuck = any(node.is_alive() for node in nodes)
     seconds = time.monotonic() - began
     sessions = {node.pid for node in nodes}
-    left = {} if is_stuck else left_of(sessions)
-    kill(running_of(sessions))
+    left = {} if is_stuck else find_leftover_processes(sessions)
+    kill(find_running_processes(sessions))
     for node in nodes:
         node.join()
     commands = tuple(sorted(command[:100] for command in left.values()))

@@ -23,7 +23,13 @@ from firstfault.cli import main as run_firstfault
 from lab.harmless.machines import Cleaner, enter_machine
 from lab.harmless.plans import Plan, SentSignal
 from tests.nodes import forkserver
-from tests.processes import Process, kill, left_of, processes, running_of
+from tests.processes import (
+    Process,
+    find_leftover_processes,
+    find_running_processes,
+    kill,
+    read_processes,
+)
 from tests.torch_agent.hostile import NotAllowedError
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -189,7 +195,7 @@ class _Job:
         pids = [agent]
         if sent.to_all_processes:
             # each worker has a session of its own, so they are found by their parents
-            found = processes()
+            found = read_processes()
             pids += [
                 pid
                 for pid, process in found.items()
@@ -207,8 +213,8 @@ class _Job:
         codes = tuple(process.exitcode for process in self.nodes.values())
         seconds = time.monotonic() - self.began
         variable = f"HARMLESS_OUT={self.folder / 'out'}"
-        left = left_of({process.pid for process in self.nodes.values()}, variable)
-        kill(running_of({process.pid for process in self.nodes.values()}, variable))
+        left = find_leftover_processes({process.pid for process in self.nodes.values()}, variable)
+        kill(find_running_processes({process.pid for process in self.nodes.values()}, variable))
         for process in self.nodes.values():
             process.join()
         if self.cleaner is not None:

@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from firstfault_torch.protocol.messages import Append, Operation, Read, SetOnce, Swap
 from lab.simulated_jobs.events import Events
 
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """Add 1 to a key; the answer is the sum."""
+
+    key: str
+
+
 Answer = Callable[[bytes | None], None]
 """Takes a value; None: the connection broke."""
 
@@ -41,7 +49,7 @@ class Server:
     is_silent: bool = False
     frozen_until: float = 0.0
 
-    def serve(self, operation: Operation, reply: Callable[[bytes], None]) -> None:
+    def serve(self, operation: Operation | Increment, reply: Callable[[bytes], None]) -> None:
         """Carry out an operation when it arrives; a dead host never does."""
         if self.is_dead or self.is_silent:
             return
@@ -55,11 +63,14 @@ class Server:
         for wake in self.waiting.pop(key, []) if self.values.get(key) else []:
             wake(self.values[key])
 
-    def _apply(self, operation: Operation) -> bytes:
+    def _apply(self, operation: Operation | Increment) -> bytes:
         values, key = self.values, operation.key
         match operation:
             case Read():
                 return values.get(key, b"")
+            case Increment():
+                values[key] = b"%d" % (int(values.get(key, b"0")) + 1)
+                return values[key]
             case Append(_, value):
                 values[key] = values.get(key, b"") + value
                 return b""
@@ -90,7 +101,7 @@ class Connection:
         self.is_silent = False
         self._pending: list[Answer] = []
 
-    def ask(self, operation: Operation, answer: Answer) -> None:
+    def ask(self, operation: Operation | Increment, answer: Answer) -> None:
         """Send an operation; `answer` gets its value, None if the connection breaks, or nothing."""
         if self.is_broken:
             self._events.after(0.0, lambda: answer(None))

@@ -485,7 +485,13 @@ EXIT_BARRIER_LOG_INTERVAL_SECONDS = TimeLimit(
     60.0,
     "the exit barrier",
     "all nodes",
-    "it logs that it waits",
+    "it logs that it waits, and looks on a new connection who else does",
+)
+EXIT_ROSTER_TIMEOUT_SECONDS = TimeLimit(
+    10.0,
+    "the exit barrier without a store",
+    "the roster entries of all nodes",
+    "the missing nodes count as failed",
 )
 RENDEZVOUS_CLOSE_TIMEOUT_SECONDS = TimeLimit(
     2.0,

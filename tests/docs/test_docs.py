@@ -84,7 +84,7 @@ def _section(page: str, heading: str) -> str:
     return match[1]
 
 
-def test_the_tests_of_the_page_on_processes() -> None:
+def test_tests_named_by_the_page_on_processes_exist() -> None:
     """Each test that the page names exists."""
     named = set(re.findall(r"`(test_\w+)`", _text("docs/guides/footprint.md")))
     written = {
@@ -125,7 +125,9 @@ def test_closed_lists_are_documented(page: str, header: str, known: dict[str, st
         ),
     ],
 )
-def test_names_are_documented(page: str, header: str, known: set[str]) -> None:
+def test_states_strategies_and_retry_fields_are_documented(
+    page: str, header: str, known: set[str]
+) -> None:
     """The tables of states, of built-in strategies, and of RetryContext's fields are complete,
     and have no others.
     """
@@ -144,7 +146,7 @@ def test_the_default_decision_on_a_category_is_as_documented(category: str) -> N
     assert said.startswith(expected)
 
 
-def test_the_taxonomy_is_documented() -> None:
+def test_each_class_of_error_has_its_documented_category_and_origin() -> None:
     """Each class of error has the documented category, kind and origin;
     the reader sets a worker failure's category.
     """
@@ -333,7 +335,7 @@ def test_the_strategy_on_the_page_is_registered() -> None:
     assert _REGISTERED is _DEFINED["lowest_rank"]
 
 
-def test_the_promise_names_every_entry_point() -> None:
+def test_the_compatibility_page_names_every_entry_point() -> None:
     """The table of what may change has the groups of entry points that the code looks up."""
     rows = _table("docs/guides/teams.md", "What")
     (named,) = [what for what in rows if what.startswith("entry points")]
@@ -343,7 +345,7 @@ def test_the_promise_names_every_entry_point() -> None:
     )
 
 
-def test_the_fields_to_chart_exist() -> None:
+def test_fields_that_the_page_charts_exist() -> None:
     """Each question of the table names a field of the JSON, and an attribute of the log record."""
     report = SCOPE_SCENES["rank"]()
     data = json.loads(json_report(report))
@@ -367,7 +369,7 @@ def test_the_steps_of_a_failure_are_documented() -> None:
     } == steps
 
 
-def test_every_fault_has_a_result() -> None:
+def test_every_fault_of_make_chaos_has_a_result_without_broken_promises() -> None:
     """The results have a row for each fault that `make chaos` tries, and no promise was broken."""
     assert tuple(_table("docs/project/chaos.md", "Promise")) == PROMISES
     rows = _table("docs/project/chaos.md", "Fault")

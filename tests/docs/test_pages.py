@@ -41,7 +41,7 @@ echo one \\
 """
 
 
-def test_blocks() -> None:
+def test_a_block_has_its_language_line_comments_and_commands() -> None:
     """A block has its language, line and comments; each line, or continued line, is a command."""
     first, second = find_blocks(PAGE)
     assert (first.language, first.line, first.notes) == ("console", 4, {})
@@ -51,13 +51,13 @@ def test_blocks() -> None:
 
 
 @pytest.mark.parametrize("comment", ["<!-- not run: -->", "<!-- ran: -->", "<!-- remark -->"])
-def test_a_comment_that_is_misspelled(comment: str) -> None:
+def test_a_misspelled_comment_is_an_error(comment: str) -> None:
     """A comment without a reason, or of an unknown kind, is an error rather than ignored."""
     with pytest.raises(ValueError, match="line 3: <!--"):
         [*find_blocks(f"\n{comment}\n```console\nls\n```\n".removeprefix("\n"))]
 
 
-def test_an_exit_code_without_a_reason() -> None:
+def test_an_exit_code_without_a_reason_is_an_error() -> None:
     """The comment has to say why a command fails."""
     (block,) = find_blocks("<!-- exit code 3 -->\n```console\nls\n```\n")
     with pytest.raises(ValueError, match="REASON"):
@@ -65,7 +65,7 @@ def test_an_exit_code_without_a_reason() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_comments_of_the_pages(page: str) -> None:
+def test_pages_have_only_known_comments_and_commands_above_outputs(page: str) -> None:
     """Comments before blocks are known ones; each shown output has its command above it."""
     commands = set()
     for block in find_blocks((ROOT / page).read_text(encoding="utf-8")):
@@ -80,7 +80,7 @@ _RAISED_AT = re.compile(r"(\w+\.py):(\d+) in (\w+)")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_lines_of_examples(page: str) -> None:
+def test_lines_that_pages_show_are_those_that_raise(page: str) -> None:
     """Where a page shows the line at which an example raises, that line raises: `make pages`
     ignores numbers.
     """
@@ -110,7 +110,9 @@ def test_the_lines_of_examples(page: str) -> None:
     ],
     ids=["other numbers", "a missing line", "another order", "another word"],
 )
-def test_shown_and_printed(printed: str, missing: str | None) -> None:
+def test_printed_output_may_differ_in_numbers_but_not_in_words(
+    printed: str, missing: str | None
+) -> None:
     """Numbers and names may differ; words and the order of lines may not."""
     shown = (
         "first: rank 3 on host-1: 7 samples\n  Where: rank 3, a.py:17 in load\n         wrapped\n"
@@ -133,7 +135,7 @@ def test_a_session_is_one_shell(session: Session) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_that_hangs(session: Session, tmp_path: Path) -> None:
+def test_a_hung_command_is_killed_and_has_no_exit_code(session: Session, tmp_path: Path) -> None:
     """A command over its time has no exit code, and its processes end with the shell."""
     began = time.monotonic()
     ran = session.run("echo begun; sleep 600; touch late", 1)
@@ -142,7 +144,7 @@ def test_a_command_that_hangs(session: Session, tmp_path: Path) -> None:
     assert session.run("true", 10).code is None
 
 
-def test_a_command_that_ends_the_shell(session: Session) -> None:
+def test_a_command_that_ends_the_shell_has_no_exit_code(session: Session) -> None:
     """`exit` in a pasted block would close the reader's terminal: there is no exit code."""
     assert session.run("exit 0", 10).code is None
 
@@ -155,7 +157,7 @@ def test_a_command_that_ends_the_shell(session: Session) -> None:
         ("pip install 'a.whl[elastic,s3]'", "elastic,s3"),
     ],
 )
-def test_the_extra_of_a_command(command: str, extra: str) -> None:
+def test_commands_with_the_same_extras_share_an_environment(command: str, extra: str) -> None:
     """Environments are shared by the extras of a command."""
     assert find_extra(command) == extra
 
@@ -203,7 +205,7 @@ grep -q saved saved.txt
 
 
 @pytest.mark.slow
-def test_a_page_that_is_wrong(tmp_path: Path) -> None:
+def test_a_wrong_exit_code_or_output_is_a_problem(tmp_path: Path) -> None:
     """Another exit code or output is a problem; what isn't run is listed with its reason."""
     page = tmp_path / "wrong.md"
     page.write_text(_WRONG_PAGE, encoding="utf-8")
@@ -224,7 +226,7 @@ def test_a_page_that_is_wrong(tmp_path: Path) -> None:
     assert [line.split()[4] for line in result.lines] == ["0", "0", "1", "4", "0", "0"]
 
 
-def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:
+def test_existing_dumps_are_not_overwritten(tmp_path: Path) -> None:
     """Files under the names of the dumps aren't overwritten, and only written ones are returned."""
     (tmp_path / "rank_1").write_text("theirs", encoding="utf-8")
     written = write_dumps(str(tmp_path / "rank_"))
@@ -233,7 +235,7 @@ def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_environments_share_what_was_installed(tmp_path: Path) -> None:
+def test_an_environment_reuses_packages_of_shared_extras(tmp_path: Path) -> None:
     """A second environment for shared extras has the first one's packages."""
     environments = Environments(tmp_path, sys.executable, shared={""})
     for is_second in (False, True):
@@ -243,7 +245,7 @@ def test_environments_share_what_was_installed(tmp_path: Path) -> None:
             (packages / "installed.py").touch()
 
 
-def test_environments_that_share_nothing(tmp_path: Path) -> None:
+def test_an_environment_for_other_extras_is_made_anew(tmp_path: Path) -> None:
     """A second environment for other extras is made anew, as the first one was."""
     made = tmp_path / "made"
     python = tmp_path / "python3"  # a real environment takes seconds
@@ -259,7 +261,9 @@ def test_environments_that_share_nothing(tmp_path: Path) -> None:
     assert made.read_text(encoding="utf-8").split() == venvs
 
 
-def test_a_module_that_is_being_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_python_is_compiling_is_not_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that Python is about to rename isn't linked: it may be gone by then."""
     monkeypatch.setattr("tools.pages.environments.ROOT", tmp_path)
     packages = Path("lib", "python3", "site-packages")
@@ -272,7 +276,7 @@ def test_a_module_that_is_being_compiled(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in (tmp_path / "bare" / compiled).iterdir()] == ["a.pyc"]
 
 
-def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
+def test_pages_share_the_error_of_an_environment_that_failed(tmp_path: Path) -> None:
     """A page that waits for an environment's packages gets the error of the page that made it."""
     environments = Environments(tmp_path, "/nowhere/python3", shared={""})
     for _ in range(2):

@@ -13,7 +13,7 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.model import CATEGORIES
 from tests.readers.commands import Ran, run
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, add_prefix
 
 __all__ = ["run"]
 
@@ -31,7 +31,7 @@ def _rows(title: str) -> list[str]:
     ]
 
 
-def test_the_front_matter() -> None:
+def test_the_front_matter_has_the_folders_name_and_a_description() -> None:
     """The file begins with a name, which is its folder's, and a description of when to use it."""
     head = TEXT.split("---\n")[1]
     fields = dict(line.split(": ", 1) for line in head.splitlines())
@@ -41,7 +41,7 @@ def test_the_front_matter() -> None:
     assert "Use when" in fields["description"]
 
 
-def test_the_commands_and_options_exist(run: Callable[..., Ran]) -> None:
+def test_commands_and_options_in_the_skill_exist(run: Callable[..., Ran]) -> None:
     """Each command that the skill shows, and each of its options, is one of the program's."""
     shown = re.findall(r"firstfault (show|[a-z]+(?= \'))([^`\n|]*)", TEXT)
     assert {name for name, _ in shown} == {"show", "classify"}
@@ -58,18 +58,24 @@ def test_the_commands_and_options_exist(run: Callable[..., Ran]) -> None:
         assert options or name == "classify"
 
 
-def test_the_exit_codes_exist() -> None:
+def test_exit_codes_in_the_skill_exist() -> None:
     """Each exit code of the table is one of the command line's."""
     assert {int(code) for code in _rows("Exit codes of show")} <= set(map(int, EXIT))
 
 
-def test_the_fields_exist(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_fields_and_categories_in_the_skill_exist(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Each field of the table is in the JSON of a failed job,
     and each category that the skill names exists.
     """
     log = tmp_path / "job.log"
     log.write_text(
-        "\n".join([*of("[rank0]: ", STEPS), *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)])
+        "\n".join(
+            [
+                *add_prefix("[rank0]: ", STEPS),
+                *add_prefix("[rank1]: ", RAISED),
+                *add_prefix("[rank0]: ", LOST),
+            ]
+        )
     )
     document = json.loads(run("show", "--json", str(log)).out)
     fields = [

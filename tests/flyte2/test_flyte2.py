@@ -30,7 +30,7 @@ from tests.flyte2 import tasks
 from tests.s3_server import S3
 from tests.seals import DECISION, VERDICT
 from tests.torchrun.nodes import Job, run_job
-from tests.torchrun.test_decisions import LONG_S, LONG_STEPS
+from tests.torchrun.test_exit_codes import LONG_S, LONG_STEPS
 
 pytestmark = pytest.mark.jobs
 
@@ -116,7 +116,7 @@ def _codes(job: Job) -> list[int]:
     return [node.code for node in job.nodes]
 
 
-def test_the_trial_of_the_docs(tmp_path: Path) -> None:
+def test_the_documented_trial_records_a_failure(tmp_path: Path) -> None:
     """The page's task and commands record a failure on a machine without a cluster."""
     page = (
         (ROOT / "docs" / "start" / "flyte2.md")
@@ -141,7 +141,7 @@ def test_the_trial_of_the_docs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def test_the_elastic_trial_of_the_docs(tmp_path: Path) -> None:
+def test_the_documented_elastic_trial_records_a_failure(tmp_path: Path) -> None:
     """The page's second task, with its script for inputs and without torchrun,
     records a failure, too.
     """
@@ -166,7 +166,7 @@ def test_the_elastic_trial_of_the_docs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "firstfault-runs" / "elastic-a0" / "0" / "error.pb").is_file()
 
 
-def test_a_bug_runs_once(tmp_path: Path) -> None:
+def test_a_bug_ends_the_job_after_one_run(tmp_path: Path) -> None:
     """All pods exit with 0, after which JobSet restarts none and Flyte reads the error,
     which isn't recoverable.
 
@@ -194,7 +194,7 @@ def _get(s3: S3, outputs: str, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.s3
-def test_on_s3(tmp_path: Path, s3: S3) -> None:
+def test_error_and_report_are_where_flyte_reads_them_on_s3(tmp_path: Path, s3: S3) -> None:
     """The error and the report are where Flyte looks for them, and a browser shows the report."""
     outputs = s3.uri()
     job = _run(tmp_path, "bug", outputs=outputs, door="variable", **s3.environment())
@@ -205,7 +205,7 @@ def test_on_s3(tmp_path: Path, s3: S3) -> None:
     assert _get(s3, outputs, "report.html")["ContentType"] == "text/html"
 
 
-def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
+def test_the_same_fault_twice_without_progress_ends_the_job(tmp_path: Path) -> None:
     """A recoverable exception runs again; after the next restart of the JobSet,
     the same one ends it.
 
@@ -222,7 +222,7 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
 
 
-def test_a_name_for_all_jobs_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_one_image_have_separate_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each JobSet has documents of its own, so that none takes another one's
     verdict for its previous one.
     """
@@ -239,13 +239,13 @@ def test_a_name_for_all_jobs_of_an_image(monkeypatch: pytest.MonkeyPatch) -> Non
     not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`"
 )
 @pytest.mark.timeout(LONG_S * 2)
-def test_with_progress_it_continues(tmp_path: Path) -> None:
+def test_the_same_fault_after_progress_continues(tmp_path: Path) -> None:
     """The same fault as before doesn't stop a task that has trained for 10 minutes in between."""
     assert _codes(_run(tmp_path, "recoverable")) == [1, 1]
     assert _codes(_run(tmp_path, "recoverable", restart=1, TRAIN_STEPS=str(LONG_STEPS))) == [1, 1]
 
 
-def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:
+def test_the_last_restart_leaves_an_error_for_the_parent_action(tmp_path: Path) -> None:
     """Flyte's parent action reads it, although the JobSet has failed;
     Flyte retries it unless a repeat is proven.
     """
@@ -267,7 +267,9 @@ def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_interruption_is_no_bug(tmp_path: Path, fault: str, task: str, headline: str) -> None:
+def test_an_interruption_is_recorded_and_restarted_as_without_firstfault(
+    tmp_path: Path, fault: str, task: str, headline: str
+) -> None:
     """An exception that Flyte doesn't report is recorded as what it is,
     and JobSet decides as without firstfault.
     """
@@ -277,7 +279,7 @@ def test_an_interruption_is_no_bug(tmp_path: Path, fault: str, task: str, headli
     assert not (tmp_path / "outputs" / "error.pb").exists()
 
 
-def test_observed(tmp_path: Path) -> None:
+def test_observe_restarts_as_without_firstfault_and_prints_the_decision(tmp_path: Path) -> None:
     """In the mode "observe" JobSet restarts the pods as without firstfault,
     and each pod prints what it would do.
 
@@ -295,7 +297,7 @@ def test_observed(tmp_path: Path) -> None:
     assert "learning_rate" not in page
 
 
-def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
+def test_a_pod_whose_agent_is_killed_is_restarted_and_named(tmp_path: Path) -> None:
     """A pod fails if its agent is killed, so JobSet restarts all pods;
     the surviving pod names it.
     """
@@ -304,7 +306,7 @@ def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
     assert "host-1" in job.nodes[0].headline
 
 
-def test_a_task_that_returns_early(tmp_path: Path) -> None:
+def test_a_task_that_returns_early_is_reported_despite_sys_exit(tmp_path: Path) -> None:
     """Its entrypoint ends with ``sys.exit(main())``, which is no call of the task's."""
     job = _run(tmp_path, "early", pods=1, ranks_each=2)
     assert _codes(job) == [1]
@@ -312,7 +314,7 @@ def test_a_task_that_returns_early(tmp_path: Path) -> None:
     assert headline.startswith("ended early, rank 1 on host-0: its program reached its end")
 
 
-def test_success_leaves_only_outputs(tmp_path: Path) -> None:
+def test_a_success_leaves_only_outputs(tmp_path: Path) -> None:
     """Also if the task handles the exception of another one, which it runs in its own process."""
     job = _run(tmp_path, "handled", door="variable")
     assert _codes(job) == [0, 0]
@@ -323,7 +325,9 @@ def test_success_leaves_only_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pods", "ranks_each"), [(2, 1), (1, 2)])
-def test_outputs_of_a_wrong_type(tmp_path: Path, pods: int, ranks_each: int) -> None:
+def test_outputs_of_a_wrong_type_leave_flytes_error(
+    tmp_path: Path, pods: int, ranks_each: int
+) -> None:
     """Flyte handles an exception outside of the task function, and its pods exit with 0:
     here with its error, also if all workers exit with 0 at the same time.
     """
@@ -335,7 +339,7 @@ def test_outputs_of_a_wrong_type(tmp_path: Path, pods: int, ranks_each: int) -> 
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
 
 
-def test_outputs_of_a_wrong_type_are_only_observed(tmp_path: Path) -> None:
+def test_observe_leaves_no_error_for_outputs_of_a_wrong_type(tmp_path: Path) -> None:
     """In the mode "observe" such a pod exits with 0 and without an error, as without firstfault,
     but with a line.
     """
@@ -345,7 +349,7 @@ def test_outputs_of_a_wrong_type_are_only_observed(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs" / "error.pb").exists()
 
 
-def test_a_script(tmp_path: Path) -> None:
+def test_a_scripts_own_exception_is_reported_with_its_line(tmp_path: Path) -> None:
     """``flyte run python-script --clustered``: the exception is the script's own, with its line."""
     job = _run(tmp_path, "bug", task="execute_script")
     assert _codes(job) == [0, 0]
@@ -381,7 +385,7 @@ def _count_marks(folder: Path) -> int:
 
 
 @pytest.mark.s3
-def test_elastic(tmp_path: Path, s3: S3) -> None:
+def test_a_bug_in_an_elastic_task_uses_no_restarts_and_no_retries(tmp_path: Path, s3: S3) -> None:
     """A bug uses none of torch's restarts and none of Flyte's retries:
     a0 uploads the verdict as its error.
 
@@ -401,7 +405,7 @@ def test_elastic(tmp_path: Path, s3: S3) -> None:
     assert _count_marks(tmp_path) == len(["rank 0", "rank 1"])
 
 
-def test_elastic_again(tmp_path: Path) -> None:
+def test_the_next_elastic_attempt_stops_at_the_same_fault(tmp_path: Path) -> None:
     """The next attempt finds the verdict of the one before by Flyte's checkpoint,
     and stops at the same fault.
     """
@@ -427,7 +431,7 @@ def test_elastic_again(tmp_path: Path) -> None:
     assert "trained less than 10 minutes" in _read_error(tmp_path).message
 
 
-def test_elastic_observed(tmp_path: Path) -> None:
+def test_observe_leaves_restarts_and_error_of_elastic_to_torch(tmp_path: Path) -> None:
     """In the mode "observe" torch restarts the workers, and the error is torch's,
     and recoverable.
     """
@@ -455,7 +459,9 @@ def test_elastic_restarts_after_an_unclear_failure(tmp_path: Path) -> None:
         (Action.STOP, False, "USER", USER),
     ],
 )
-def test_elastic_errors(action: Action, recoverable: bool, code: str, kind: int) -> None:
+def test_an_unknown_cause_is_recoverable_for_elastic_but_a_stop_is_not(
+    action: Action, recoverable: bool, code: str, kind: int
+) -> None:
     """An unknown cause is to Flyte what Elastic's own error is; only a stop isn't recoverable."""
     seal = SimpleNamespace(message="what failed")
     sealed: Any = SimpleNamespace(

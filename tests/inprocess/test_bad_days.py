@@ -20,7 +20,7 @@ from firstfault_inprocess.rank_assignment import (
 from firstfault_inprocess.store import TCPStore
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, Run, run
 from tests.nodes import forkserver
-from tests.waiting import beside
+from tests.waiting import run_in_background
 
 pytestmark = pytest.mark.jobs
 
@@ -33,7 +33,7 @@ def waits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
     # a health check is also called before the first iteration
     hooks = partial(run, "raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
     gone = partial(run, "frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
-    with beside(
+    with run_in_background(
         request, {"test_hooks_that_fail": hooks, "test_a_machine_that_is_gone": gone}
     ) as begun:
         yield begun

@@ -18,7 +18,7 @@ from tests.inprocess.training import FAST
 from tests.nodes import forkserver
 from tests.ports import get_free_port
 from tests.processes import is_gone
-from tests.waiting import SOON_S, until
+from tests.waiting import SOON_S, wait_until
 
 pytestmark = pytest.mark.jobs
 
@@ -44,13 +44,15 @@ def _harm_monitor(found: Any) -> None:
 
         def await_heartbeats() -> None:
             before = iteration.beats(0)
-            until(lambda: iteration.beats(0) > before + 2, "no heartbeat")
+            wait_until(lambda: iteration.beats(0) > before + 2, "no heartbeat")
 
         for _ in range(2):
             await_heartbeats()
             killed = call._session.monitor.pid
             os.kill(killed, signal.SIGKILL)
-            until(lambda killed=killed: call._session.monitor.pid != killed, "no other takes over")
+            wait_until(
+                lambda killed=killed: call._session.monitor.pid != killed, "no other takes over"
+            )
         await_heartbeats()
         limited = call._session.monitor.pid
         resource.prlimit(limited, resource.RLIMIT_NPROC, (0, 0))
@@ -59,7 +61,7 @@ def _harm_monitor(found: Any) -> None:
         return limited
 
     monitor = train()
-    until(lambda: is_gone(monitor), "the monitor process lives on")
+    wait_until(lambda: is_gone(monitor), "the monitor process lives on")
     found.put("all went well")
 
 

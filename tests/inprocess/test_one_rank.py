@@ -26,7 +26,7 @@ from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.inprocess.training import run
 from tests.ports import get_free_port
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.jobs
 
@@ -174,7 +174,7 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
             # the monitor process has sent its heartbeat, and sleeps nearly all the time
             time.sleep(1.0)
             its.send((os.getpid(), call._session.monitor.pid))
-            until(its.poll)
+            wait_until(its.poll)
             for _ in range(30):
                 time.sleep(0.01)
             return call.iteration
@@ -363,9 +363,9 @@ def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
     def train(call: inprocess.CallWrapper | None = None) -> int:
         assert call is not None
         if call.iteration:
-            until(lambda: not server._timers)
+            wait_until(lambda: not server._timers)
         watchdog.ping()
-        until(lambda: server._timers)
+        wait_until(lambda: server._timers)
         if not call.iteration:
             raise ValueError("the fault")
         return call.iteration
@@ -383,14 +383,14 @@ def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
         assert call is not None
         if not call.iteration:
             watchdog.expires(1000.0, "of a step").__enter__()
-            until(lambda: len(server._timers) == 2)
+            wait_until(lambda: len(server._timers) == 2)
             raise ValueError("the fault")
-        until(lambda: [timer.scope for timer in server._timers.values()] == ["of the call"])
+        wait_until(lambda: [timer.scope for timer in server._timers.values()] == ["of the call"])
         return call.iteration
 
     with watchdog.expires(1000.0, "of the call"):
         assert train() == 1
-    until(lambda: not server._timers)
+    wait_until(lambda: not server._timers)
 
 
 def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
@@ -411,7 +411,7 @@ def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
                     pass
 
     train()
-    until(lambda: not server._timers)
+    wait_until(lambda: not server._timers)
 
 
 def test_two_jobs_one_after_the_other_at_the_same_port() -> None:

@@ -20,7 +20,7 @@ from firstfault_inprocess.store import TCPStore
 from firstfault_torch import Options
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Run, on_nodes, run
 from tests.nodes import Ended, Job
-from tests.waiting import beside, until
+from tests.waiting import run_in_background, wait_until
 
 pytestmark = pytest.mark.jobs
 
@@ -41,7 +41,7 @@ def waits(
             _end, tmp_path_factory.mktemp("hang"), ["3 raise", "0 exit", "2 hang"]
         ),
     }
-    with beside(request, calls) as begun:
+    with run_in_background(request, calls) as begun:
         yield begun
 
 
@@ -110,7 +110,7 @@ def test_no_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
     # torch's, without a name service
     assert not [line for line in said if "hostname of the client" not in line]
-    until(lambda: not _listens(ended.port), "the store's host lives on", SLOW_S)
+    wait_until(lambda: not _listens(ended.port), "the store's host lives on", SLOW_S)
     opened = [
         Path(f"/proc/{pid}/fd/1")
         for pid in map(attrgetter("name"), Path("/proc").iterdir())

@@ -82,7 +82,7 @@ def documents(kind: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(CliRunner().invoke(k8s, [kind]).output))
 
 
-def _found(value: Any, key: str) -> list[Any]:
+def find_values(value: Any, key: str) -> list[Any]:
     """Return all values of a key at any depth."""
     items = (
         value.items()
@@ -94,12 +94,12 @@ def _found(value: Any, key: str) -> list[Any]:
     return [
         found
         for name, item in items
-        for found in ([item] if name == key else []) + _found(item, key)
+        for found in ([item] if name == key else []) + find_values(item, key)
     ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_schemas(kind: str) -> None:
+def test_each_object_fits_the_schema_of_its_kind(kind: str) -> None:
     """Each object fits the schema of its kind, which has all of its keys;
     a mistake in one is found.
     """
@@ -112,7 +112,7 @@ def test_schemas(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cel_rules(kind: str) -> None:
+def test_no_object_breaks_a_cel_rule(kind: str) -> None:
     """No object breaks a CEL rule of its CustomResourceDefinition."""
     for item in (item for item in documents(kind) if item["kind"] != "Service"):
         assert not [*_broken_rules(_schema(item["kind"]), item)]
@@ -150,35 +150,37 @@ def test_broken_cel_rules_are_found(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_examples_are_these(kind: str) -> None:
+def test_the_documented_examples_are_the_generated_manifests(kind: str) -> None:
     example = HERE.parents[1] / "examples" / "kubernetes" / f"{kind}.yaml"
     assert example.read_text() == CliRunner().invoke(k8s, [kind]).output
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rules_of_the_api_server(kind: str) -> None:
+def test_objects_pass_the_checks_of_the_api_server(kind: str) -> None:
     """What Kubernetes checks beyond its schema,
     and that the codes are those with which workers leave.
     """
     objects = documents(kind)
-    policies = _found(objects, "podFailurePolicy")
+    policies = find_values(objects, "podFailurePolicy")
     assert len(policies) == (kind != "pytorchjob")
     for policy in policies:
-        assert set(_found(objects, "restartPolicy")) == {"Never"}
+        assert set(find_values(objects, "restartPolicy")) == {"Never"}
         assert len(policy["rules"]) <= MAX_RULES
         assert {rule["action"] for rule in policy["rules"]} == {"FailJob"}
-        assert set(_found(policy, "values")[0]) == {RETRY, SYSTEM, STOP}
-        assert _found(policy, "containerName") == [_found(objects, "containers")[0][0]["name"]]
+        assert set(find_values(policy, "values")[0]) == {RETRY, SYSTEM, STOP}
+        assert find_values(policy, "containerName") == [
+            find_values(objects, "containers")[0][0]["name"]
+        ]
     [preset] = {
         item["value"]
-        for item in _found(objects, "env")[0]
+        for item in find_values(objects, "env")[0]
         if item["name"] == "FIRSTFAULT_EXIT_CODES"
     }
     assert preset in PRESETS
     assert (preset == "pytorchjob") is (kind == "pytorchjob")
 
 
-def test_a_pytorchjob_ends() -> None:
+def test_a_pytorchjob_has_a_deadline_and_no_restart_after_an_unknown_cause() -> None:
     """The operator counts no restarts after codes from 128 on, so an unknown cause has none,
     and the job a deadline.
     """
@@ -194,21 +196,21 @@ def test_a_pytorchjob_ends() -> None:
     assert "backoffLimit" not in policy, "it has no effect with restartPolicy ExitCode"
     # None leaves running pods alone, and their GPUs with them, when another pod has failed the job
     assert policy["cleanPodPolicy"] == "Running"
-    assert set(_found(item, "restartPolicy")) == {"ExitCode"}
+    assert set(find_values(item, "restartPolicy")) == {"ExitCode"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_have_names_and_time_to_end(kind: str) -> None:
+def test_pods_name_their_job_and_have_time_for_the_verdict(kind: str) -> None:
     """Each pod names its job, and has time for a worker that ignores SIGTERM: 30 s,
     and 2 s for the verdict.
     """
-    templates = [item for item in _found(documents(kind), "spec") if "containers" in item]
+    templates = [item for item in find_values(documents(kind), "spec") if "containers" in item]
     assert templates
     for template in templates:
         assert template["terminationGracePeriodSeconds"] == 60
         names = {item["name"] for item in template["containers"][0]["env"]}
         assert {"FIRSTFAULT_JOB", "POD_NAMESPACE", "NODE_NAME", "FIRSTFAULT_FOLDER"} <= names
-    names = {item["name"] for item in _found(documents(kind), "env")[0]}
+    names = {item["name"] for item in find_values(documents(kind), "env")[0]}
     counts = {"job": {"FIRSTFAULT_ATTEMPT"}, "pytorchjob": set()}.get(
         kind, {"JOBSET_RESTART_ATTEMPT"}
     )
@@ -219,7 +221,7 @@ def _end_job(kind: str, code: int, *conditions: str) -> tuple[str, str]:
     """Return reason and message of a Job after a pod has ended,
     as Kubernetes's controller of Jobs writes them.
     """
-    [policy] = _found(documents(kind), "podFailurePolicy")
+    [policy] = find_values(documents(kind), "podFailurePolicy")
     for index, rule in enumerate(policy["rules"]):
         if code in rule.get("onExitCodes", {}).get("values", ()):
             return "PodFailurePolicy", BY_CODE.format(code, index)
@@ -236,7 +238,7 @@ def test_restarts_without_proof_are_counted(kind: str) -> None:
     """Only a disruption that the cluster announces, and a proven fault of the platform,
     leave maxRestarts as it is.
     """
-    [policy] = _found(documents(kind), "failurePolicy")
+    [policy] = find_values(documents(kind), "failurePolicy")
 
     def choose(code: int, *conditions: str) -> str:
         reason, message = _end_job(kind, code, *conditions)
@@ -261,7 +263,7 @@ def test_restarts_without_proof_are_counted(kind: str) -> None:
     assert {choose(code) for code in (RETRY, 1, 137, 143)} == {"RestartJobSet"}
     # JobSet finds no code in another one
     assert {choose(code) for code in (7, 9, 179, 193)} == {"RestartJobSet"}
-    assert not _found(policy, "ttlSecondsAfterFinished")
+    assert not find_values(policy, "ttlSecondsAfterFinished")
 
 
 def test_a_preempted_pod_ends_its_job() -> None:

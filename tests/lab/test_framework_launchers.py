@@ -15,7 +15,7 @@ from firstfault import MultiErrorFileOutputReader
 from lab.frameworks.pods import run
 from tests.ports import get_free_port
 from tests.prefix import Prefix
-from tests.torchrun.test_ranks import settled
+from tests.torchrun.test_rank import await_last_roster_entries
 
 pytestmark = [
     pytest.mark.jobs,
@@ -89,7 +89,9 @@ def _launched(launcher: str, fault: str, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_an_exception(launcher: str, tmp_path: Path) -> None:
+def test_a_launcher_ends_with_firstfaults_lines_and_its_own_exit_code(
+    launcher: str, tmp_path: Path
+) -> None:
     """The launcher ends with firstfault's lines about the rank that raised,
     and its own exit code.
     """
@@ -109,7 +111,7 @@ def test_an_exception(launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_success(launcher: str, tmp_path: Path) -> None:
+def test_a_success_prints_nothing_about_firstfault(launcher: str, tmp_path: Path) -> None:
     """A job that succeeds ends with 0, and nothing is said about firstfault."""
     code, text = _launched(launcher, "none", tmp_path)
     assert code == 0, text
@@ -118,7 +120,9 @@ def test_success(launcher: str, tmp_path: Path) -> None:
     assert "firstfault" not in text.lower()
 
 
-def test_pods_of_kfpytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_node_of_a_stock_task_reports_the_same_root_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In pods that Flyte's own command runs,
     each node of a stock task reports the same root cause.
     """
@@ -130,7 +134,9 @@ def test_pods_of_kfpytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("way", "fault"), [("module", "raise"), ("import", "none")])
-def test_lightnings_own_launcher(way: str, fault: str, tmp_path: Path) -> None:
+def test_both_ranks_of_lightnings_launcher_are_recorded(
+    way: str, fault: str, tmp_path: Path
+) -> None:
     """Both ranks are recorded: the one that a person starts,
     and the one that Lightning starts from it.
     """
@@ -161,7 +167,7 @@ def test_lightnings_own_launcher(way: str, fault: str, tmp_path: Path) -> None:
         check=False,
     )
     prefix = Prefix(tmp_path / "0")
-    settled(prefix, 2)
+    await_last_roster_entries(prefix, 2)
     assert ended.stdout.count("trained") == (2 if fault == "none" else 0), ended.stderr
     assert "firstfault" not in ended.stderr
     if fault == "none":

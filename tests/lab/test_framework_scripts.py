@@ -31,10 +31,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("framework", "fault", "rendezvous"), CASES)
-def test_a_script(framework: str, fault: str, rendezvous: str, tmp_path: Path) -> None:
+def test_both_nodes_report_the_failed_rank_and_leave_no_process(
+    framework: str, fault: str, rendezvous: str, tmp_path: Path
+) -> None:
     """Both nodes end with the same lines about the rank that failed, and leave no process."""
     job = run_job(tmp_path, [str(SCRIPT), framework, fault, str(RANK)], Way(rendezvous=rendezvous))
-    assert job.complaints() == [], [node.err for node in job.nodes]
+    assert job.find_problems() == [], [node.err for node in job.nodes]
     category, headline = EXPECTED[framework][fault]
     assert job.nodes[0].headline.startswith(headline)
     for prefix in job.prefixes:

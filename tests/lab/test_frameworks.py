@@ -63,12 +63,12 @@ ALL = [(framework, fault) for framework, faults in EXPECTED.items() for fault in
 
 
 @pytest.mark.parametrize(("framework", "fault"), ALL if _IS_FULL else ALL[:1])
-def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
+def test_the_verdict_names_the_failed_rank(framework: str, fault: str, tmp_path: Path) -> None:
     """The verdict names the rank that failed, by what its code raised or where it stood."""
     inputs = {"framework": framework, "fault": fault, "rank": RANK}
     with running(TRAINING, "train", tmp_path, inputs, "--nodes", "2") as started:
         ended = started.end()
-        assert started.left_over() == []
+        assert started.find_leftovers() == []
     category, headline = EXPECTED[framework][fault]
     verdict = ended.verdict
     assert (verdict["ranks"], verdict["category"]) == ([RANK], category), verdict["headline"]
@@ -77,7 +77,7 @@ def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", [*EXPECTED] if _IS_FULL else ["plain"])
-def test_no_fault(framework: str, tmp_path: Path) -> None:
+def test_a_healthy_training_ends_as_without_firstfault(framework: str, tmp_path: Path) -> None:
     """A training without a fault returns what it does under stock kfpytorch,
     and prints nothing more.
     """
@@ -87,9 +87,9 @@ def test_no_fault(framework: str, tmp_path: Path) -> None:
     assert ours.outputs == stock.outputs == {"o0": 0}
     # torch's agents may also complain that the first one to leave took the store with it; ours wait
     # for each other
-    assert _said(ours.logs) <= _said(stock.logs)
+    assert normalize_output(ours.logs) <= normalize_output(stock.logs)
 
 
-def _said(logs: str) -> set[str]:
+def normalize_output(logs: str) -> set[str]:
     """Return what a run printed, in any order and without times, addresses and process ids."""
     return {re.sub(r"0x[0-9a-f]+|-?\d+(?:\.\d+)?", "N", line).strip() for line in logs.splitlines()}

@@ -22,7 +22,7 @@ _SEEDS = {
     306: "the full disk of the victims' emergency saves was named",
     320: "a wrapper was told, not the failed assertion",
 }
-"""Seeds of CI, with what the first campaign showed; `test_printed_exception` has the rest of that.
+"""Seeds of CI, with what the first campaign showed; `test_printed_tracebacks` has the rest of that.
 
 None hangs, so that a long timeout can outlast a busy machine.
 """
@@ -43,14 +43,14 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.jobs
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_a_training(seed: int, campaign: Path) -> None:
+def test_the_verdict_names_the_injected_fault(seed: int, campaign: Path) -> None:
     """The verdict names the guilty ranks and tells what happened."""
     outcome = json.loads((campaign / str(seed) / "outcome.json").read_text())
 
     assert (outcome["result"], outcome["left"], outcome["agree"]) == ("right", [], True), outcome
 
 
-def test_every_seed_is_a_program() -> None:
+def test_every_seed_composes_one_program_with_its_fault() -> None:
     """Each seed composes one program, so a failing one can be run again; it compiles,
     with its fault in it.
     """
@@ -67,7 +67,7 @@ def test_every_seed_is_a_program() -> None:
         assert plan.what is None or plan.what.body.splitlines()[0] in source
 
 
-def test_every_loop_that_handles_is_drawn() -> None:
+def test_seeds_meet_every_loop_that_handles_an_exception() -> None:
     """The seeds of programs that handle an exception meet every loop, and the fault comes once,
     on one rank.
     """
@@ -77,7 +77,7 @@ def test_every_loop_that_handles_is_drawn() -> None:
     assert all(plan.once and len(plan.guilty) == 1 for plan in plans)
 
 
-def test_every_fault_is_drawn() -> None:
+def test_seeds_meet_every_fault_on_one_two_all_and_no_ranks() -> None:
     """The seeds meet every fault, at one rank, at two and at all, and also meet none."""
     plans = [plan_of(seed) for seed in range(ORDINARY_PLANS)]
 

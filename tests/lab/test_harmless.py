@@ -38,7 +38,7 @@ PLANS = (
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.title)
-def test_a_pair(plan: Plan, tmp_path: Path) -> None:
+def test_a_job_ends_the_same_with_and_without_firstfault(plan: Plan, tmp_path: Path) -> None:
     """Files, output, exit codes and the number of starts are the same with
     and without firstfault.
     """
@@ -46,7 +46,7 @@ def test_a_pair(plan: Plan, tmp_path: Path) -> None:
     assert not (found := find_differences(plain, ours)), "\n".join(found)
 
 
-def test_a_difference_is_found(tmp_path: Path) -> None:
+def test_a_job_that_firstfault_ends_early_counts_as_different(tmp_path: Path) -> None:
     """A job that firstfault ends, because its fault would come again, differs from torchrun's:
     the lab can see.
     """
@@ -58,7 +58,7 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     assert any(line.startswith("exit codes [0] became") for line in find_differences(plain, ours))
 
 
-def test_plans_can_be_repeated() -> None:
+def test_a_seed_always_draws_the_same_plan() -> None:
     """A seed always draws the same plan, and ten seeds draw each kind of job."""
     plans = [draw_plan(seed) for seed in range(50)]
     assert plans == [draw_plan(seed) for seed in range(50)]

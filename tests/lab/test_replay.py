@@ -23,7 +23,7 @@ FILES_OF_PROGRAMS = sorted(OF_PROGRAMS.glob("*.zip"))
 
 
 @pytest.mark.parametrize("file", FILES + FILES_OF_PROGRAMS, ids=lambda file: file.stem)
-def test_a_recorded_cascade(file: Path) -> None:
+def test_the_verdict_on_a_recorded_cascade_is_the_injected_fault(file: Path) -> None:
     """The verdict names the injector's truth, and the decision is right;
     `NOT_KNOWN` cascades are undetermined.
     """
@@ -58,7 +58,7 @@ def test_every_case_is_recorded() -> None:
         ("story", 1, "1 of 2"),
     ],
 )
-def test_a_generated_campaign(
+def test_a_wrong_verdict_with_high_confidence_fails_the_replay(
     last: str,
     status: int,
     counted: str,

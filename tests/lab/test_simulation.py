@@ -40,7 +40,7 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
 
 
 @pytest.mark.timing
-def test_a_verdict_on_a_thousand_workers_takes_little() -> None:
+def test_a_verdict_on_1000_workers_stays_within_time_and_memory() -> None:
     """A verdict on 1,000 workers stays within its limits of time and memory,
     in a process that does nothing else.
     """

@@ -18,7 +18,7 @@ from typing import Any
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, WorkerError
-from tests.processes import running_of
+from tests.processes import find_running_processes
 
 DEADLINE_S = 280
 """A run of four processes takes a minute and a half on a busy machine with two slow cores."""
@@ -50,7 +50,7 @@ class Ended:
         """The attempt's documents, as our reader assembles them."""
         return MultiErrorFileOutputReader(str(self.prefix)).job()
 
-    def of_rank(self, rank: int) -> WorkerError:
+    def find_failure(self, rank: int) -> WorkerError:
         (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
         return failure
 
@@ -97,10 +97,10 @@ class Running:
         assert out, err
         return Ended(self.process.returncode, json.loads(out.splitlines()[-1]), err)
 
-    def left_over(self) -> list[str]:
+    def find_leftovers(self) -> list[str]:
         """Return this run's remaining processes, sockets, FIFOs and folders."""
         return [
-            *running_of(variable=f"MARKS={self.marks}").values(),
+            *find_running_processes(variable=f"MARKS={self.marks}").values(),
             *map(str, self.temporary.glob("firstfault-*")),
         ]
 

@@ -53,7 +53,7 @@ ADDED |= {
         ("2:2", (2, 2)),
     ],
 )
-def test_nnodes(nnodes: int | str, expected: tuple[int, int]) -> None:
+def test_nnodes_is_a_number_or_a_range(nnodes: int | str, expected: tuple[int, int]) -> None:
     """The number of nodes is a number or a range."""
     assert parse_nnodes(nnodes) == expected
     Elastic(
@@ -68,7 +68,7 @@ def test_nnodes(nnodes: int | str, expected: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "nnodes", [0, -1, True, None, 1.5, "x", "", "0:2", "3:1", "1:", ":2", "1:2:3"]
 )
-def test_bad_nnodes(nnodes: object) -> None:
+def test_bad_nnodes_are_refused_with_the_expected_form(nnodes: object) -> None:
     """Other values are refused; the message shows the given value and the expected form."""
     with pytest.raises(
         UsageError, match=r'must be a number like 2 or a range like "1:4"'
@@ -141,7 +141,9 @@ def test_bad_nnodes(nnodes: object) -> None:
         ),
     ],
 )
-def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
+def test_a_value_that_torch_cannot_run_is_refused_with_its_field(
+    fields: dict[str, object], message: str
+) -> None:
     """A value with which torch elastic cannot run is refused; the message names the field."""
     with pytest.raises(UsageError) as caught:
         Elastic(**fields)
@@ -171,7 +173,7 @@ def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
         ),
     ],
 )
-def test_bad_reporting_field(
+def test_both_configurations_check_firstfaults_fields(
     config: type[Elastic], fields: dict[str, object], message: str
 ) -> None:
     """Both configurations check firstfault's own fields when they are made."""
@@ -181,7 +183,7 @@ def test_bad_reporting_field(
 
 
 @pytest.mark.parametrize("name", ["Elastic", "PyTorch", "Master", "Worker", "RunPolicy"])
-def test_fields_are_kfpytorchs(name: str) -> None:
+def test_configurations_have_kfpytorchs_fields_and_defaults_first(name: str) -> None:
     """Each configuration has kfpytorch's fields in order and with their defaults; ours follow,
     some by keyword only.
     """
@@ -208,7 +210,7 @@ def test_fields_are_kfpytorchs(name: str) -> None:
     assert differing == ({"monitor_interval"} if name == "Elastic" else set())
 
 
-def test_torchs_defaults_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_options_torch_gets_its_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without options of ours torch gets the same configuration as without these fields."""
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: "/tmp/logs")  # noqa: S108 - a name only
 
@@ -264,7 +266,7 @@ def test_options_of_torchrun_reach_torch(tmp_path: Path) -> None:
     assert train.options().stop_seconds == 7  # type: ignore[attr-defined]
 
 
-def test_an_unknown_event_handler() -> None:
+def test_an_unknown_event_handler_is_refused_at_run_time() -> None:
     """A handler that torch does not know is refused when the task runs."""
 
     @task(task_config=Elastic(event_log_handler="mine", increase_shared_mem=False))
@@ -275,7 +277,7 @@ def test_an_unknown_event_handler() -> None:
 
 
 @pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])
-def test_enums_are_kfpytorchs(name: str) -> None:
+def test_enums_have_kfpytorchs_members_and_values(name: str) -> None:
     """The enums have kfpytorch's members and values."""
 
     def values(module: object) -> dict[str, int]:

@@ -33,8 +33,8 @@ from flytekitplugins.firstfault.deck import elect_node, publish_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from flytekitplugins.firstfault.rank_decks import DeckKeeper
 from tests.prefix import Prefix
-from tests.recordings import recording_at
-from tests.waiting import until
+from tests.recordings import make_node_context
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -55,7 +55,7 @@ def _train() -> float:
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
-def test_deck_true_without_enable_deck(kind: str) -> None:
+def test_deck_true_without_enable_deck_is_refused_at_definition(kind: str) -> None:
     """deck=True on a task without decks is refused when the task is defined;
     the message says what to write.
     """
@@ -72,7 +72,7 @@ def test_deck_true_without_enable_deck(kind: str) -> None:
     ("asked", "enabled", "expected"),
     [(None, True, True), (True, True, True), (False, True, False), (None, False, False)],
 )
-def test_leaves_deck(
+def test_a_pod_writes_the_deck_if_enabled_but_a_local_call_never(
     kind: str,
     asked: bool | None,
     enabled: bool,
@@ -151,7 +151,7 @@ ELECTIONS: dict[str, tuple[tuple[NodePresence, ...], tuple[WorkerError, ...], st
 
 
 @pytest.mark.parametrize(("roster", "failures", "expected"), ELECTIONS.values(), ids=ELECTIONS)
-def test_election(
+def test_rank_0s_node_writes_the_deck_else_the_first_failed_node(
     roster: tuple[NodePresence, ...], failures: tuple[WorkerError, ...], expected: str | None
 ) -> None:
     """Rank 0's node writes the deck if its agent lives, else the first failed node,
@@ -161,7 +161,7 @@ def test_election(
     assert [place.node if place is not None else None for place in chosen] == [expected, expected]
 
 
-def test_a_succeeded_pod_is_not_elected() -> None:
+def test_a_pod_that_succeeded_and_exited_does_not_write_the_deck() -> None:
     """If pods exit when they succeed, as with a master, only a failed pod is elected."""
     job = make_job(roster=(_entry(Phase.SUCCEEDED, 0, 0), _failed(1, 1)))
     place = elect_node(job, live_phases=(Phase.FAILED,))
@@ -192,38 +192,42 @@ def _deck(name: str, text: str) -> Deck:
     return Deck(name, text, auto_add_to_deck=False)
 
 
-def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
+def read_saved_decks(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
     return [
         (item.name, item.html) for item in rank_decks.read_kept_decks(NodeFolder(folder), round_)
     ]
 
 
-def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
+def test_the_keeper_saves_decks_soon_and_at_the_end(
+    decks: list[Deck], keeper: DeckKeeper, tmp_path: Path
+) -> None:
     """The file has a deck seconds after it was added,
     and all decks after `check_now` and after `end`.
     """
-    assert _kept(tmp_path) == []
+    assert read_saved_decks(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
-    until(lambda: _kept(tmp_path), seconds=LONG_S)
-    assert _kept(tmp_path) == [("loss", "<b>1</b>")]
+    wait_until(lambda: read_saved_decks(tmp_path), seconds=LONG_S)
+    assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>")]
     decks[0].append("<b>½</b>")
     keeper.check_now(LONG_S)
-    assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
+    assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
     decks.append(_deck("samples", "a \udc80 b"))
     keeper.end()
-    assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>"), ("samples", "a ? b")]
-    assert _kept(tmp_path, 1) == []
+    assert read_saved_decks(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>"), ("samples", "a ? b")]
+    assert read_saved_decks(tmp_path, 1) == []
     assert [path.name for path in tmp_path.iterdir()] == ["decks-0.json"]
 
 
-def test_nothing_to_keep(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
+def test_the_timeline_alone_is_not_saved(
+    decks: list[Deck], keeper: DeckKeeper, tmp_path: Path
+) -> None:
     """The timeline is not kept; without another deck no file is written."""
     decks.append(TimeLineDeck("Timeline", auto_add_to_deck=False))
     keeper.end()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_large_decks(
+def test_too_large_decks_are_left_out_with_one_log_line(
     decks: list[Deck],
     keeper: DeckKeeper,
     tmp_path: Path,
@@ -236,14 +240,14 @@ def test_too_large_decks(
     keeper.check_now(LONG_S)
     decks[2].append("3")
     keeper.end()
-    assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
+    assert read_saved_decks(tmp_path) == [("small", "1"), ("last", "2\n3")]
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "firstfault: if this attempt fails, its deck will lack 'large', "
     )
 
 
-def test_a_deck_that_raises(
+def test_a_deck_that_raises_causes_one_warning_and_no_file(
     decks: list[Deck],
     keeper: DeckKeeper,
     tmp_path: Path,
@@ -262,7 +266,7 @@ def test_a_deck_that_raises(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_folder(
+def test_a_keeper_without_its_folder_writes_and_logs_nothing(
     tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the node's folder is gone, the keeper does not make it again and logs nothing."""
@@ -283,7 +287,7 @@ def test_a_missing_folder(
     ],
     ids=["rank 0", "another rank", "no rank", "no recorder"],
 )
-def test_whose_decks_are_kept(
+def test_only_rank_0s_decks_are_saved(
     change: dict[str, Any],
     rank: str,
     expected: list[Any],
@@ -291,13 +295,15 @@ def test_whose_decks_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only rank 0's decks are kept."""
-    node_context = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
+    node_context = replace(
+        make_node_context(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change
+    )
     for name, value in {**node_context.environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
     monitor = WorkerMonitor(FlyteEngine())
     entrypoints._store_decks([_deck("loss", "1")], monitor)
     monitor.close()
-    assert _kept(tmp_path) == expected
+    assert read_saved_decks(tmp_path) == expected
 
 
 # --- one pod writes, the others wait --------------------------------------------------------------
@@ -308,7 +314,7 @@ MARK = b"<!-- ours -->"
 @pytest.mark.parametrize(
     "published", [False, True], ids=["no deck before", "a deck that the task published"]
 )
-def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
+def test_the_wait_ends_with_the_deck_that_has_the_report(published: bool, prefix: Prefix) -> None:
     """The wait ends with the deck that has the report, not with one that the task published."""
     prefix.folder.mkdir()
     place = prefix.folder / "deck.html"
@@ -326,7 +332,9 @@ def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
     assert found == [True]
 
 
-def test_a_deck_that_is_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pod_stops_waiting_for_the_deck_after_the_limit(
+    prefix: Prefix, caplog: pytest.LogCaptureFixture
+) -> None:
     """A pod stops waiting after the limit, and logs it."""
     assert await_deck(prefix.uri, MARK, None, 0.2) is False
     assert (
@@ -398,7 +406,9 @@ def _build_tabs(page: str) -> list[str]:
 # flytekit's entrypoint reads a deprecated property of every task
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("with_peer", [False, True], ids=["alone", "beside the other pod"])
-def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_masters_pod_writes_the_deck_and_workers_wait_for_it(
+    pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The master's pod, if it failed, writes the deck: the report, then its own decks;
     a worker's pod waits for it.
     """
@@ -416,7 +426,7 @@ def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("pod", [1], indirect=True)
-def test_another_pods_deck_is_kept(pod: Pod) -> None:
+def test_a_pod_does_not_change_the_deck_of_another_pod(pod: Pod) -> None:
     """A pod does not change the deck of another pod,
     and flytekit's deprecated property is not read.
     """
@@ -430,7 +440,7 @@ def test_another_pods_deck_is_kept(pod: Pod) -> None:
 
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("pod", [1], indirect=True)
-def test_deck_false(pod: Pod) -> None:
+def test_deck_false_leaves_each_pod_flytekits_deck(pod: Pod) -> None:
     """With deck=False each pod writes flytekit's usual deck, also if another pod has failed."""
     pod.another(0)
     pod.run(deck=False)
@@ -439,7 +449,7 @@ def test_deck_false(pod: Pod) -> None:
 
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("pod", [0], indirect=True)
-def test_a_report_that_cannot_be_drawn(
+def test_the_verdict_is_written_although_the_report_cannot_be_drawn(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the report cannot be drawn, the verdict and flytekit's deck are still written."""
@@ -452,7 +462,7 @@ def test_a_report_that_cannot_be_drawn(
     assert _build_tabs(pod.deck) == ["Timeline", "progress"]
 
 
-def test_decks_with_the_same_name() -> None:
+def test_the_report_comes_first_and_decks_of_its_name_are_renamed() -> None:
     """The report's tab is first; a task's deck of that name is renamed;
     rank 0's deck replaces the agent's namesake.
     """
@@ -467,13 +477,15 @@ def test_decks_with_the_same_name() -> None:
     ]
 
 
-def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_the_wait_for_another_pods_deck(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGTERM ends the wait for another pod's deck."""
     monkeypatch.setattr(deck, "DECK_TIMEOUT_SECONDS", LONG_S)
     shutdown_requested = threading.Event()
     shutdown_requested.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
-    node_context = recording_at(prefix.uri, 1.0, incarnation=1)
+    node_context = make_node_context(prefix.uri, 1.0, incarnation=1)
     own: Any = type("OwnConclusion", (), {"report": report})
     publication: Any = type(
         "Publication", (), {"own": own, "node_context": node_context, "for_all": False}

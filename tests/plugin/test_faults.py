@@ -13,20 +13,20 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 from tests.plugin.running import DEADLINE_S, Ended, running
 from tests.processes import is_gone
-from tests.waiting import beside, until
+from tests.waiting import run_in_background, wait_until
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
 
 
-def _timed_out(folder: Path) -> tuple[Ended, list[str]]:
+def run_into_timeout(folder: Path) -> tuple[Ended, list[str]]:
     """Run a job into its time limit; return its end, and what it leaves."""
     # long enough for workers to begin on a busy machine
     with running(FAULTS, "one_node", folder, {}, "--timeout", "40") as run:
         run.mark("0")
         run.mark("1")
         ended = run.end()
-    return ended, run.left_over()
+    return ended, run.find_leftovers()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,13 +35,13 @@ def waits(
 ) -> Iterator[dict[str, Future[Any]]]:
     """Begin the run that only waits."""
     folder = tmp_path_factory.mktemp("timed-out")
-    with beside(
-        request, {"test_a_timeout_ends_every_process": partial(_timed_out, folder)}
+    with run_in_background(
+        request, {"test_a_timeout_ends_every_process": partial(run_into_timeout, folder)}
     ) as begun:
         yield begun
 
 
-def test_an_agent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_report_a_killed_agent(tmp_path: Path) -> None:
     """The workers report that their agent died; the job fails,
     Flyte reads no file and the decision is not enforced.
     """
@@ -58,10 +58,10 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     )
     assert (attempt["verdict"]["scope"], attempt["verdict"]["category"]) == ("node", "node_lost")
     assert (attempt["decision"]["retry"], attempt["decision"]["enforced"]) == (True, False)
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
 
 
-def test_a_job_with_a_master(tmp_path: Path) -> None:
+def test_a_job_with_a_master_names_the_workers_pod_that_failed_first(tmp_path: Path) -> None:
     """Without an agent each pod writes its own document; the verdict names the worker's pod,
     which failed first.
     """
@@ -75,7 +75,7 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
     ended.flyte_saw_the_verdict()
 
 
-def test_a_success(tmp_path: Path) -> None:
+def test_a_handled_exception_is_withdrawn_and_pods_wait_for_the_outputs(tmp_path: Path) -> None:
     """An exception that was recorded and then handled is withdrawn;
     no pod exits before rank 0's outputs exist.
     """
@@ -83,10 +83,10 @@ def test_a_success(tmp_path: Path) -> None:
         waiting, terminated = (run.mark(rank)["agent"] for rank in ("1", "2"))
         run.mark("pickling")
         os.kill(terminated, signal.SIGTERM)
-        until(lambda: is_gone(terminated) and is_gone(waiting), seconds=DEADLINE_S)
+        wait_until(lambda: is_gone(terminated) and is_gone(waiting), seconds=DEADLINE_S)
         assert list(tmp_path.glob("store/*/0/outputs.pb")), "the pod of rank 1 has exited before"
         ended = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     assert ended.status == 0, ended.verdict
     assert ended.verdict is None
     assert not list(ended.prefix.glob("error*"))

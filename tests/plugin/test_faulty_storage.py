@@ -9,14 +9,16 @@ import pytest
 from tests.faulty_proxy import faulty_proxy_before
 from tests.plugin.running import DEADLINE_S, running
 from tests.s3_server import S3
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.jobs
 
 FILE = Path(__file__).parent / "jobs" / "faulty_storage.py"
 
 
-def test_a_storage_that_refuses_connections(s3: S3, tmp_path: Path) -> None:
+def test_the_entrypoint_uploads_the_verdict_after_refused_connections(
+    s3: S3, tmp_path: Path
+) -> None:
     """The exception carries the whole verdict, and the entrypoint uploads it when it can."""
     with faulty_proxy_before(s3) as proxy:
         store = ("--store", proxy.server.uri("job"))
@@ -55,7 +57,7 @@ def test_a_storage_that_refuses_connections(s3: S3, tmp_path: Path) -> None:
 def _await_text(folder: Path, text: str) -> None:
     """Wait until a pod has logged a text."""
     logs = ".firstfault/logs/*/*/*.log"
-    until(
+    wait_until(
         lambda: any(text in log.read_text(errors="replace") for log in folder.glob(logs)),
         text,
         DEADLINE_S,

@@ -25,15 +25,15 @@ from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import entrypoints, flyte_engine
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from tests.prefix import Prefix
-from tests.recordings import concluded, published
+from tests.recordings import conclude_node, seal_conclusion
 from tests.s3_server import S3
-from tests.waiting import until
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 SOON_S = 30.0
 
 
-def test_the_variable_is_the_one_of_the_task() -> None:
+def test_the_users_variable_switches_recording_off_in_workers() -> None:
     """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
     identity = flyte_engine.FlyteEngine("s3://bucket/out", strategy="earliest").identity()
@@ -50,7 +50,7 @@ def test_the_variable_is_the_one_of_the_task() -> None:
         ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "", "_F_DES": "Earliest"}, False),
     ],
 )
-def test_the_name_of_a_seal(
+def test_the_error_file_has_the_name_that_the_backend_expects(
     environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt's error file is error.pb, or one of its own if the backend asks for that;
@@ -77,13 +77,17 @@ def test_the_name_of_a_seal(
         ({}, socket.gethostname()),
     ],
 )
-def test_node_name(environment: dict[str, str], name: str) -> None:
+def test_a_node_is_named_as_its_pod_else_as_its_host(
+    environment: dict[str, str], name: str
+) -> None:
     """A node is named as the backend names its pod, else as its host."""
     assert flyte_engine.get_node_name(environment) == name
 
 
 @pytest.mark.parametrize(("text", "number"), [("2", 2), ("", 0), ("two", 0)])
-def test_attempt_number(text: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attempt_is_the_backends_number_else_the_first(
+    text: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attempt's number is the backend's; without one, or with nonsense, it is the first."""
     assert flyte_engine.FlyteEngine().identity().attempt == 0
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", text)
@@ -143,7 +147,9 @@ def _raised_from_a_recoverable_one() -> ValueError:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_the_name_of_an_error(error: Exception, recoverable: bool, code: str) -> None:
+def test_an_exceptions_code_and_recoverable_type_are_flytekits(
+    error: Exception, recoverable: bool, code: str
+) -> None:
     """Recoverable is flytekit's exception and its subclasses, by type;
     the code is the exception's own.
     """
@@ -158,7 +164,7 @@ def _deep(levels: int) -> None:
     _deep(levels - 1)
 
 
-def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workers_traceback_begins_with_the_task_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's traceback begins with the task function,
     not with the frames of ours that called it.
     """
@@ -170,7 +176,7 @@ def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def output_checks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return what each look for outputs has found; the pauses between looks are short."""
     found: list[bool] = []
     look = flyte_engine.outputs_are_there
@@ -187,14 +193,16 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize(
     "name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"]
 )
-def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[bool]) -> None:
+def test_only_outputs_or_an_error_file_end_the_wait_for_rank_0(
+    name: str, prefix: Prefix, output_checks: list[bool]
+) -> None:
     """The wait ends with rank 0's outputs or any pod's error file, before it or during it;
     nothing else ends it.
     """
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
-        until(lambda: len(looks) > 1)
+        wait_until(lambda: len(output_checks) > 1)
         for other in (
             "deck.html",
             "outputs.pb.part",
@@ -203,8 +211,8 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
         ):
             (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
             (prefix.folder / other).touch()
-        looks.clear()
-        until(lambda: len(looks) > 2)
+        output_checks.clear()
+        wait_until(lambda: len(output_checks) > 2)
         assert not result.done()
         (prefix.folder / name).touch()
         assert result.result(SOON_S) is True
@@ -212,8 +220,8 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
     assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is True
 
 
-def test_a_wait_that_is_given_up(
-    prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_a_signal_ends_the_wait_at_once(
+    prefix: Prefix, output_checks: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
     monkeypatch.setattr(time_limits, "OUTPUTS_POLL_SECONDS", LONG_S)
@@ -221,14 +229,16 @@ def test_a_wait_that_is_given_up(
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
-        until(lambda: looks)
+        wait_until(lambda: output_checks)
         assert not result.done()
         shutdown_requested.set()
         assert result.result(SOON_S) is False
     assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is False
 
 
-def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pod_stops_waiting_for_outputs_after_the_limit(
+    prefix: Prefix, caplog: pytest.LogCaptureFixture
+) -> None:
     """A pod stops waiting after the time limit; a storage that cannot be listed counts as empty.
     Both are logged.
     """
@@ -240,7 +250,9 @@ def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureF
     assert "rank 0's pod has written no outputs within 0.1 s" in caplog.text
 
 
-def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_that_may_not_list_waits_for_readable_outputs(
+    s3_no_list: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The outputs end the wait as soon as they can be read."""
     for name, value in s3_no_list.environment().items():
         monkeypatch.setenv(name, value)
@@ -249,7 +261,7 @@ def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     assert flyte_engine.await_outputs(uri, threading.Event(), LONG_S) is True
 
 
-def test_an_account_that_may_not_look(
+def test_an_account_that_may_not_read_does_not_wait(
     s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pod that may not read does not wait for half an hour after its success."""
@@ -269,7 +281,7 @@ def test_an_account_that_may_not_look(
         (Kind.NON_RECOVERABLE, Vote(retry=False, reason="a bug")),
     ],
 )
-def test_other_modes_leave_the_decision_to_flytekit(
+def test_observe_and_off_leave_the_kind_of_error_to_flytekit(
     prefix: Prefix,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -281,8 +293,8 @@ def test_other_modes_leave_the_decision_to_flytekit(
     """
     recording = prefix.node_context()
     engine = flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
-    publication = published(
-        concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
+    publication = seal_conclusion(
+        conclude_node(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
     )
     written = {}
     for mode in ("act", "observe", "off"):
@@ -302,7 +314,7 @@ def test_other_modes_leave_the_decision_to_flytekit(
     )
 
 
-def test_a_namespace_needs_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kubernetes_no_namespace_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flyte's default is a guess about a cluster: on a laptop, no command of kubectl follows."""
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_PROJECT", "local")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_DOMAIN", "development")

@@ -21,9 +21,9 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     options = ("--env", "FLYTE_SDK_LOGGING_LEVEL=20", "--env", "FIRSTFAULT=1")
     with running(FOLDER / "decks.py", "train", tmp_path, {}, *options) as run:
         killed = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     verdict = killed.verdict
-    root = killed.of_rank(0)
+    root = killed.find_failure(0)
     assert killed.status == 10
     assert (verdict["scope"], verdict["ranks"]) == ("rank", [0])
     assert (verdict["category"], verdict["code"]) == ("signal", "USER:SIGKILL")
@@ -51,14 +51,14 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert html.escape(verdict["node"]) in page
     assert "firstfault: failed while" not in killed.logs
     assert "more: firstfault show" not in killed.logs
-    decks = _logged(killed.logs, "Upload data to .*/deck.html")
-    ends = _logged(killed.logs, "User-scoped IgnoreOutputs")
+    decks = find_log_times(killed.logs, "Upload data to .*/deck.html")
+    ends = find_log_times(killed.logs, "User-scoped IgnoreOutputs")
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"
     assert len(decks) == 1
     assert min(decks) <= min(ends), "a pod that has its verdict may be the first to exit"
 
 
-def test_the_same_fault_twice(tmp_path: Path) -> None:
+def test_the_same_fault_twice_ends_the_task_despite_flytes_retries(tmp_path: Path) -> None:
     """Flyte would retry three times; the second attempt only repeats the first one,
     which ends the task.
     """
@@ -67,12 +67,12 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
     assert [attempt["decision"]["action"] for attempt in attempts] == ["retry", "stop"]
 
 
-def _logged(logs: str, message: str) -> list[str]:
+def find_log_times(logs: str, message: str) -> list[str]:
     """Return when flytekit logged a message, as text that sorts by time."""
     return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
 
 
-def test_retries_of_the_command_count(tmp_path: Path) -> None:
+def test_reports_count_the_retries_of_firstfault_run(tmp_path: Path) -> None:
     """The pods know that `firstfault run --retries 0` allows no retry, and their reports say so."""
     with running(FOLDER / "raises.py", "retried", tmp_path, {}) as run:
         ended = run.end()

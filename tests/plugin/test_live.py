@@ -34,7 +34,7 @@ from flytekitplugins.firstfault.local.runner import Running
 from flytekitplugins.firstfault.local.stall_lines import StallLines
 from tests.plugin.running import Running as Started
 from tests.plugin.running import short_folder
-from tests.waiting import until
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _DEADLINE_S = 150
@@ -101,7 +101,7 @@ def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def test_many_nodes() -> None:
+def test_nodes_with_a_problem_come_first_and_others_are_counted() -> None:
     """If there are too many nodes, those with a problem are shown first and the others counted."""
     rows = [(number not in {40, 50}, Text(f"w-{number}")) for number in range(64)]
     shown = ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
@@ -125,7 +125,7 @@ class _Screen:
     console: Console
 
     def await_text(self, text: str) -> None:
-        until(lambda: text in self.out.getvalue(), text)
+        wait_until(lambda: text in self.out.getvalue(), text)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def _threads() -> set[str]:
     return names & {thread.name for thread in threading.enumerate()}
 
 
-def test_the_view_follows_an_attempt(
+def test_the_view_shows_nodes_and_ranks_and_leaves_nothing_behind(
     pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen
 ) -> None:
     """The view shows nodes, ranks and their states as documents are written;
@@ -188,7 +188,7 @@ def test_a_view_that_breaks_ends_with_a_line(
     assert all(step in screen.out.getvalue() for step in ("one", "two", "three"))
 
 
-def test_storage_that_cannot_be_followed(
+def test_pods_are_shown_if_the_documents_cannot_be_read(
     pods: Callable[..., list[Pod]],
     tmp_path: Path,
     screen: _Screen,
@@ -199,11 +199,13 @@ def test_storage_that_cannot_be_followed(
     running = Running(0, tuple(pods(None)), _reader(tmp_path / "loop"), time.monotonic())
     with AttemptView(screen.console) as view, view.watching(running):
         screen.await_text("no ranks yet")
-        until(lambda: caplog.records)
+        wait_until(lambda: caplog.records)
     assert "cannot list" in caplog.text
 
 
-def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_after_its_terminal_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """If the terminal is closed, the run continues without its view."""
 
     class Gone(io.StringIO):
@@ -218,7 +220,9 @@ def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "Input/output error" in caplog.text
 
 
-def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_are_printed_above_the_view(
+    screen: _Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A log line is printed above the view, not over its rows;
     afterwards handlers write as before.
     """
@@ -339,7 +343,7 @@ class _Terminal:
 
 
 @pytest.mark.jobs
-def test_a_run_on_a_terminal(tmp_path: Path) -> None:
+def test_a_failing_run_on_a_terminal_shows_ranks_then_the_report(tmp_path: Path) -> None:
     """A failing run shows nodes and ranks while they run,
     then the report and the path of the HTML file.
     """
@@ -362,7 +366,7 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.jobs
-def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_and_restores_the_terminal(tmp_path: Path) -> None:
     """Ctrl-C ends the view and every process of the pod, and restores the terminal."""
     (tmp_path / "sleeping.py").write_text(_SLEEPING)
     arguments = ("sleeping.py", "train", "--store", "runs", "--env", f"MARKS={tmp_path}")
@@ -371,7 +375,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
         terminal.await_text(r"running\s+0-1")
         terminal.type("\x03")
         assert terminal.end() == EXIT.INTERRUPTED
-    assert Started(terminal.process, tmp_path, temporary).left_over() == []
+    assert Started(terminal.process, tmp_path, temporary).find_leftovers() == []
     assert "firstfault: interrupted" in terminal.shown
     shown = " ".join(terminal.shown.split())
     assert re.search(r"interrupted; to see what it did: firstfault show runs/\w+/0", shown)
@@ -393,7 +397,7 @@ def train() -> tuple[int, int]:
 
 
 @pytest.mark.jobs
-def test_a_missing_output(tmp_path: Path) -> None:
+def test_a_missing_output_causes_a_warning(tmp_path: Path) -> None:
     """Flyte accepts outputs without one that the task declares, and the command warns of it."""
     (tmp_path / "too_few.py").write_text(_TOO_FEW)
     done = subprocess.run(
@@ -409,7 +413,9 @@ def test_a_missing_output(tmp_path: Path) -> None:
     assert "the task returned no value for o1, which it declares" in done.stderr
 
 
-def test_stalls_in_the_log_of_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agents_lines_about_a_stall_are_printed_once_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only an agent's lines about a stall are printed, each once, and whole."""
     monkeypatch.setattr(stall_lines, "_POLL_SECONDS", 0.0)
     log = tmp_path / "pod.log"
@@ -446,7 +452,7 @@ def train(fails: int) -> int:
 
 
 @pytest.mark.jobs
-def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
+def test_a_run_in_a_pipe_prints_steps_on_stderr_and_results_on_stdout(tmp_path: Path) -> None:
     """In a pipe the steps are lines on stderr; stdout has a line for each attempt,
     and the result last.
     """

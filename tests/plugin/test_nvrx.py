@@ -67,7 +67,7 @@ def test_a_program_changes_only_its_imports(name: str) -> None:
     assert {"iteration", "ping", "atomic"} <= offered <= set(dir(inprocess.CallWrapper))
 
 
-def test_this_release_was_tried() -> None:
+def test_the_installed_release_is_documented_with_its_arguments() -> None:
     """The release is one that docs/reference/versions.md names,
     and takes the arguments that the guide lists.
     """
@@ -82,11 +82,11 @@ def test_this_release_was_tried() -> None:
 def _end(folder: Path, faults: list[str]) -> Ended:
     with running(FILE, "train", folder, {"faults": faults}) as run:
         ended = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     return ended
 
 
-def test_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_job_succeeds_after_two_exceptions_with_both_restarts_on_record(tmp_path: Path) -> None:
     """After two exceptions the job succeeds; both restarts are on record, with what was raised."""
     ended = _end(tmp_path, ["2 raise", "0 raise"])
     assert ended.status == 0, ended.stderr
@@ -107,7 +107,7 @@ def test_the_job_goes_on(tmp_path: Path) -> None:
     assert len(json.loads(shown.stdout)["restarts"]) == 2
 
 
-def test_the_restarts_end(tmp_path: Path) -> None:
+def test_the_last_exception_is_the_root_cause_when_retries_end(tmp_path: Path) -> None:
     """When NVIDIA's RetryController gives up, the last exception is the root cause,
     and it decides on the retry.
     """

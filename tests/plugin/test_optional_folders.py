@@ -40,7 +40,7 @@ OPTIONAL = (
     "plugin/flyteplugins/firstfault",
 )
 NEIGHBOURS = (
-    "readers/test_other_commands.py",
+    "readers/test_classify_and_prune.py",
     "torch_agent/test_launch_options.py",
     "torch_agent/test_seal.py",
     "plugin/test_config.py",
@@ -100,7 +100,7 @@ def _modules(folder: Path) -> list[str]:
     )
 
 
-def test_the_rest_works_without(tmp_path: Path) -> None:
+def test_the_rest_works_without_the_optional_folders(tmp_path: Path) -> None:
     """Without them every module imports, `firstfault show` finds the cause, and other tests pass.
 
     As nothing imports an optional part (import-linter), not even another one, they need not be

@@ -32,7 +32,7 @@ from flytekitplugins.firstfault.flytekit_classes import (
     expect_missing_checkpoint,
 )
 from flytekitplugins.firstfault.pytorch import run_in_pod
-from tests.http_receiver import receiving
+from tests.http_receiver import serve_receiver
 from tests.prefix import Prefix
 
 CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_mem=False)
@@ -73,7 +73,7 @@ def _write_roster(prefix: Prefix, entry: NodePresence) -> None:
     (folder / roster_key_for(entry)).write_bytes(encode_presence(entry))
 
 
-def test_success(prefix: Prefix) -> None:
+def test_a_successful_pod_writes_joined_and_succeeded(prefix: Prefix) -> None:
     """A pod that succeeds writes roster entries when it joins and when it has succeeded."""
     assert _execute(lambda: 2.5) == 2.5
     assert {entry.phase for entry in prefix.roster()} == {Phase.JOINED, Phase.SUCCEEDED}
@@ -83,7 +83,7 @@ def test_success(prefix: Prefix) -> None:
     assert prefix.failures() == []
 
 
-def test_a_recoverable_failure() -> None:
+def test_a_recoverable_verdict_raises_flytes_recoverable_exception() -> None:
     """The task raises a FlyteRecoverableException if the verdict is recoverable,
     also outside of a dispatch.
     """
@@ -93,14 +93,14 @@ def test_a_recoverable_failure() -> None:
 
 
 @pytest.mark.parametrize("master", [Phase.JOINED, Phase.SUCCEEDED, Phase.FAILED])
-def test_one_of_the_failed_pods_notifies(
+def test_only_the_first_failed_pod_notifies_after_publishing(
     prefix: Prefix, master: Phase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of the failed pods sends the verdict to the webhook, after it has been published;
     the others do not.
     """
     _write_roster(prefix, make_presence(master, node="job-master-0", group_rank=0, nodes=2))
-    with receiving() as webhook:
+    with serve_receiver() as webhook:
         monkeypatch.setenv(WEBHOOK_VARIABLE, webhook.url)
         with pytest.raises(VerdictSealedError):
             _execute(Mock(side_effect=ValueError("bad batch")))
@@ -112,14 +112,18 @@ def test_one_of_the_failed_pods_notifies(
 
 
 @pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), IgnoreOutputs()], ids=repr)
-def test_no_failure(error: BaseException, prefix: Prefix) -> None:
+def test_a_clean_exit_and_ignore_outputs_are_no_failures(
+    error: BaseException, prefix: Prefix
+) -> None:
     """A clean exit, and IgnoreOutputs for a pod without outputs, are not failures."""
     with pytest.raises(type(error)):
         _execute(Mock(side_effect=error))
     assert prefix.failures() == []
 
 
-def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_the_exception_passes_and_nothing_is_written(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With an empty strategy the exception passes unchanged and nothing is written."""
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
     error = ValueError("bad batch")
@@ -129,7 +133,7 @@ def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not prefix.folder.exists()
 
 
-def test_when_our_code_breaks(
+def test_the_users_exception_passes_if_firstfault_cannot_conclude(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If our code cannot conclude, the user's exception passes unchanged."""
@@ -153,7 +157,7 @@ def _execution(folder: Path, **checkpoints: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("saved", [b"", b"weights"])
-def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path) -> None:
+def test_a_retry_without_a_saved_checkpoint_reads_none(saved: bytes, tmp_path: Path) -> None:
     """Without a saved checkpoint a retry reads None, as a first attempt does; flytekit raises."""
     before = tmp_path / "before"
     if saved:
@@ -173,7 +177,7 @@ def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in written] == [b"of this attempt"]
 
 
-def test_an_execution_without_checkpoints(tmp_path: Path) -> None:
+def test_without_a_checkpoint_folder_nothing_is_changed(tmp_path: Path) -> None:
     """Where Flyte gives no folder for checkpoints, nothing is changed."""
     with _execution(tmp_path):
         expect_missing_checkpoint()
@@ -190,7 +194,9 @@ def _read() -> bytes | None:
     return found
 
 
-def test_a_task_that_reads_what_was_not_saved(prefix: Prefix, tmp_path: Path) -> None:
+def test_a_pytorch_tasks_pod_reads_none_without_a_checkpoint(
+    prefix: Prefix, tmp_path: Path
+) -> None:
     """The pod of a PyTorch task reads None without preparing anything."""
     folders = {
         "checkpoint_path": str(tmp_path / "checkpoint"),

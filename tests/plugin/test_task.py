@@ -47,7 +47,7 @@ def _train() -> float:
     return 1.0
 
 
-def test_names() -> None:
+def test_the_package_has_kfpytorchs_names_in_a_shared_namespace() -> None:
     """The package has kfpytorch's names, in a namespace that both share;
     each has its own task types.
     """
@@ -85,7 +85,7 @@ def test_names() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_process(tmp_path: Path) -> None:
+def test_defining_a_task_imports_no_torch(tmp_path: Path) -> None:
     """Defining a task does not import torch, also if the stock plugin is installed;
     the task has our type.
     """
@@ -117,7 +117,7 @@ print(type(train).__name__)
         ),
     ],
 )
-def test_the_number_of_workers_is_said_once(config: PyTorch, message: str) -> None:
+def test_the_number_of_workers_has_exactly_one_of_two_names(config: PyTorch, message: str) -> None:
     """A PyTorch task needs its number of workers, by one of the two names."""
     with pytest.raises(ValueError, match=message):
         task(task_config=config)(_train)
@@ -140,7 +140,7 @@ def _node_context(function_task: Any) -> NodeContext:
     ("variable", "strategy"),
     [(None, "earliest"), ("evidence", "evidence"), ("of_a_module_not_loaded", None)],
 )
-def test_recording(
+def test_the_strategy_is_the_environments_else_the_tasks(
     raw: str,
     variable: str | None,
     strategy: str | None,
@@ -157,7 +157,7 @@ def test_recording(
     assert node_context.output_prefix.startswith(raw)
 
 
-def test_the_folder_of_the_documents(raw: str) -> None:
+def test_documents_lie_in_the_output_prefix_or_a_folder_of_the_local_call(raw: str) -> None:
     """In a pod it is the entrypoint's output prefix, else the raw one;
     each local call has a folder of its own.
     """
@@ -214,7 +214,7 @@ def _sealed(*, durable: bool, is_deck_pending: bool) -> VerdictSealedError:
 @pytest.mark.parametrize(
     "config", [ELASTIC, PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)]
 )
-def test_a_sealed_verdict_is_left_for_upload(
+def test_a_sealed_verdict_is_uploaded_under_the_expected_name(
     config: Any,
     strategy: str,
     name: str,
@@ -241,7 +241,7 @@ def test_a_sealed_verdict_is_left_for_upload(
     ],
     ids=["in the storage", "of the user"],
 )
-def test_what_leaves_no_file(
+def test_a_stored_verdict_or_a_foreign_exception_leaves_no_file(
     outcome: Exception,
     raised: type[Exception],
     tmp_path: Path,
@@ -257,7 +257,9 @@ def test_what_leaves_no_file(
 
 
 @pytest.mark.usefixtures("raw")
-def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_task_that_succeeds_has_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task that succeeds returns its outputs; one whose verdict is stored has none,
     and may leave its deck.
     """
@@ -268,7 +270,7 @@ def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _dispatch(own, tmp_path / "other") == LiteralMap(literals={})
 
 
-def test_code_keeps_its_file() -> None:
+def test_a_pickled_functions_traceback_names_its_file() -> None:
     """A function that is pickled by value, and one inside it, name this file;
     so do their tracebacks and stacks.
     """

@@ -15,11 +15,11 @@ TEARDOWN = Path(__file__).parent / "jobs" / "teardown.py"
 
 
 @pytest.mark.parametrize("how", ["group", "destructor"])
-def test_a_failure_after_the_return_on_all_ranks(tmp_path: Path, how: str) -> None:
+def test_a_failure_after_all_ranks_returned_leaves_the_outputs(tmp_path: Path, how: str) -> None:
     """Flyte reads the outputs and no error, no worker is restarted, and the verdict can be read."""
     with running(TEARDOWN, "train", tmp_path, {"how": how}) as run:
         ended = run.end()
-    assert run.left_over() == []
+    assert run.find_leftovers() == []
     assert ended.status == 0, ended.verdict
     assert ended.result["outputs"] == {"o0": 2.0}
     assert ended.attempt["engine"] == {"job": "Succeeded", "error_seen": None}
@@ -33,7 +33,9 @@ def test_a_failure_after_the_return_on_all_ranks(tmp_path: Path, how: str) -> No
 
 
 @pytest.mark.parametrize(("how", "mode"), [("early", "act"), ("atexit", "observe")])
-def test_a_failure_that_stays_one(tmp_path: Path, how: str, mode: str) -> None:
+def test_a_failure_before_rank_0_returned_leaves_the_error(
+    tmp_path: Path, how: str, mode: str
+) -> None:
     """Rank 0 hadn't returned, or decisions are only observed: Flyte reads the error."""
     options = ("--env", f"FIRSTFAULT_DECISIONS={mode}")
     with running(TEARDOWN, "once", tmp_path, {"how": how}, *options) as run:
@@ -45,7 +47,7 @@ def test_a_failure_that_stays_one(tmp_path: Path, how: str, mode: str) -> None:
     assert ended.logs.count(observed) == (mode == "observe")
 
 
-def test_outputs_that_flyte_cannot_convert(tmp_path: Path) -> None:
+def test_outputs_that_flyte_cannot_convert_are_a_failed_job(tmp_path: Path) -> None:
     """All ranks had returned, but there are no outputs: the job failed, and not in its teardown."""
     with running(TEARDOWN, "unconverted", tmp_path, {"how": "a text"}) as run:
         ended = run.end()

@@ -82,7 +82,7 @@ def test_no_text_is_written_as_it_is() -> None:
             assert is_safe or kind.cpp_type != kind.CPPTYPE_STRING, f"{name}.{field.name}"
 
 
-def test_the_docs_are_of_these_tables() -> None:
+def test_the_page_and_the_json_schema_match_the_table_of_fields() -> None:
     """The page on the format names fields of a failure;
     it and the JSON Schema are what the tool writes.
     """

@@ -54,7 +54,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @ONLY_SHORT
-def test_a_bug_runs_once(ended: dict[str, Any]) -> None:
+def test_a_bug_uses_none_of_rays_retries(ended: dict[str, Any]) -> None:
     """The training's error has the report, and Ray uses none of its retries."""
     found = ended["bug"]
     assert (found["attempts"], found["error"]) == (1, "ControllerError")
@@ -63,7 +63,7 @@ def test_a_bug_runs_once(ended: dict[str, Any]) -> None:
 
 
 @ONLY_SHORT
-def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any]) -> None:
+def test_the_same_fault_twice_without_progress_ends_the_retries(ended: dict[str, Any]) -> None:
     """A fault at the same place again ends the retries, and readers find this decision, too."""
     found = ended["recoverable"]
     assert (found["attempts"], found["error"]) == (2, "ControllerError")
@@ -77,7 +77,7 @@ def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any]) -> N
 
 @ONLY_SHORT
 @pytest.mark.parametrize(("fault", "error"), [("killed", "WorkerGroupError"), ("once", "")])
-def test_without_proof_ray_decides(ended: dict[str, Any], fault: str, error: str) -> None:
+def test_without_proof_ray_retries(ended: dict[str, Any], fault: str, error: str) -> None:
     """After a failure that may be temporary, Ray uses its retries,
     and a lasting one ends with Ray's own error.
     """
@@ -102,7 +102,7 @@ def _build_status(**flags: Any) -> WorkerGroupPollStatus:
 @pytest.mark.parametrize(
     ("flags", "stops"), [({}, 1), ({"is_announced": True}, 0), ({"died_with_node": True}, 0)]
 )
-def test_preemptions_are_not_judged(
+def test_preemptions_are_left_to_rays_own_budget(
     ended: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     flags: dict[str, bool],
@@ -126,7 +126,7 @@ def test_preemptions_are_not_judged(
 
 
 @ONLY_SHORT
-def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_the_callback_leaves_the_worker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With FIRSTFAULT=0 the callback reads nothing of Ray's, and leaves the worker as it is."""
     monkeypatch.setenv("FIRSTFAULT", "0")
     callback = StopRepeatedFaults()
@@ -139,13 +139,13 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif("trained" not in RETRIES, reason="trains for 10 minutes: `make progress`")
 @pytest.mark.timeout(1600)
-def test_with_progress_it_continues(ended: dict[str, Any]) -> None:
+def test_the_same_fault_after_progress_continues(ended: dict[str, Any]) -> None:
     """The same fault as before doesn't stop a training of 10 minutes: Ray's own budget ends it."""
     assert (ended["trained"]["attempts"], ended["trained"]["error"]) == (2, "WorkerGroupError")
 
 
 @ONLY_SHORT
-def test_observed(ended: dict[str, Any]) -> None:
+def test_observe_keeps_rays_retries_and_logs_the_decision(ended: dict[str, Any]) -> None:
     """In the mode "observe" retries and error are Ray's,
     and its log has what would have happened.
     """

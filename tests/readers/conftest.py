@@ -60,15 +60,15 @@ class Attempt(Prefix):
             for entry in entries
         ]
 
-    def stock(self, name: str, **fields: Any) -> str:
+    def write_flyte_error(self, name: str, **fields: Any) -> str:
         """Write a file as Flyte's own entrypoint does, with flyteidl's own message."""
-        return self.put(name, stock_document(**fields))
+        return self.put(name, flyte_error_document(**fields))
 
     def reader(self, **options: Any) -> MultiErrorFileOutputReader:
         return MultiErrorFileOutputReader(self.uri, **options)
 
 
-def stock_document(*, seconds: int | None = None, **fields: Any) -> bytes:
+def flyte_error_document(*, seconds: int | None = None, **fields: Any) -> bytes:
     """Return flyteidl's ErrorDocument: a user error "red" that says "hi", unless told otherwise."""
     values = {
         "code": "red",
@@ -90,7 +90,7 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested_paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the paths that are requested from the storage."""
     paths: list[str] = []
     get = FsspecStore.get

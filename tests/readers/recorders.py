@@ -21,7 +21,7 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from tests.prefix import Prefix
 from tests.processes import is_gone
-from tests.waiting import until
+from tests.waiting import wait_until
 
 Start: TypeAlias = Callable[..., "RecorderProcess"]
 StartAgent: TypeAlias = Callable[..., "Agent"]
@@ -157,7 +157,7 @@ class Agent:
 
     def wait_for_recorder(self) -> None:
         """Wait until the recorder has ended and its folder is gone."""
-        until(lambda: is_gone(self.recorder_pid), "the recorder's end")
+        wait_until(lambda: is_gone(self.recorder_pid), "the recorder's end")
         assert not self.folder.path.exists()
 
 

@@ -7,8 +7,8 @@ from firstfault import model
 from firstfault.testing import make_error, make_job, make_presence
 
 BOOT = "0f0f"
-PEER = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.{}]:4711"
-WAITED = "Timed out waiting 6000ms for recv operation to complete"
+PEER_CLOSED = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.{}]:4711"
+WAIT_TIMED_OUT = "Timed out waiting 6000ms for recv operation to complete"
 STACK = (
     'Thread 0x1 (most recent call first):\n  File "{}", line 12 in {}\n  File "/app/train.py", line'
     " 40 in main\n"
@@ -32,7 +32,7 @@ WATCHDOG = (
 )
 
 
-def own(
+def own_fault(
     rank: int,
     at_ms: float = 0,
     exception: str = "ValueError",
@@ -51,12 +51,12 @@ def own(
 
 def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> model.WorkerError:
     """A worker that names a peer."""
-    return own(rank, at_ms, "RuntimeError", PEER.format(peer), **more)
+    return own_fault(rank, at_ms, "RuntimeError", PEER_CLOSED.format(peer), **more)
 
 
-def waited(rank: int, at_ms: float = 6000, **more: Any) -> model.WorkerError:
+def timed_out_waiting(rank: int, at_ms: float = 6000, **more: Any) -> model.WorkerError:
     """A worker that timed out waiting."""
-    return own(rank, at_ms, "RuntimeError", WAITED, **more)
+    return own_fault(rank, at_ms, "RuntimeError", WAIT_TIMED_OUT, **more)
 
 
 def died(
@@ -67,7 +67,7 @@ def died(
     **more: Any,
 ) -> model.WorkerError:
     """A worker that ended without an exception, as its agent reports."""
-    return own(
+    return own_fault(
         rank,
         at_ms,
         writer=model.Writer.AGENT,
@@ -84,7 +84,9 @@ def stopped(rank: int, stack: str = "", **more: Any) -> model.WorkerError:
     return died(rank, "SIGTERM", -15, 6100, sent_signals=sent, stack_dumps=dumps, **more)
 
 
-def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> model.WorkerError:
+def agent_failure(
+    group_rank: int, category: str, at_ms: float = 0, **more: Any
+) -> model.WorkerError:
     """Something about an agent."""
     fields = {
         "subject": model.Subject.AGENT,
@@ -92,11 +94,11 @@ def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> mode
         "category": category,
         "node": f"worker-{group_rank}",
     }
-    failure = own(0, at_ms, **{**fields, "exception": None, "group_rank": group_rank, **more})
+    failure = own_fault(0, at_ms, **{**fields, "exception": None, "group_rank": group_rank, **more})
     return replace(failure, place=replace(failure.place, rank=None))
 
 
-def done(*failures: model.WorkerError, nodes: int = 2, **more: Any) -> model.JobErrors:
+def reported_job(*failures: model.WorkerError, nodes: int = 2, **more: Any) -> model.JobErrors:
     """A job of which every node has reported."""
     roster = tuple(
         make_presence(
@@ -111,7 +113,7 @@ def done(*failures: model.WorkerError, nodes: int = 2, **more: Any) -> model.Job
     return make_job(*failures, **{"roster": roster, **more})
 
 
-def received(rank: int) -> model.WorkerError:
+def aborted_by_gloo(rank: int) -> model.WorkerError:
     """A worker that gloo aborted for a message that is too long."""
     text = (
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what(): "
@@ -120,7 +122,7 @@ def received(rank: int) -> model.WorkerError:
     return died(rank, "SIGABRT", -6, log_tail=text)
 
 
-def passed(rank: int, size: int) -> model.WorkerError:
+def lost_peer_in_collective(rank: int, size: int) -> model.WorkerError:
     """A worker that lost its peer in collective 4, with the size that it passed."""
     call = model.Collective(4, "gloo:all_reduce", f"[[{size}]] -> [[{size}]]")
     return victim(
@@ -129,7 +131,7 @@ def passed(rank: int, size: int) -> model.WorkerError:
     )
 
 
-def gone_on(failure: model.WorkerError) -> model.WorkerError:
+def one_collective_ahead(failure: model.WorkerError) -> model.WorkerError:
     """A rank that has called one collective more."""
     (progress,) = failure.collectives
     number = progress.enqueued + 1
@@ -139,7 +141,7 @@ def gone_on(failure: model.WorkerError) -> model.WorkerError:
     )
 
 
-def stock(message: str, at_ms: float) -> model.WorkerError:
+def flyte_error(message: str, at_ms: float) -> model.WorkerError:
     """A file of Flyte's own."""
     text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"
     return make_error(
@@ -152,7 +154,7 @@ def stock(message: str, at_ms: float) -> model.WorkerError:
     )
 
 
-def count(
+def collectives_called(
     enqueued: int, operation: str = "allreduce", completed: int | None = None
 ) -> dict[str, Any]:
     """How many collectives a rank had called."""
@@ -161,16 +163,16 @@ def count(
     }
 
 
-def waiting(*ranks: int, **more: Any) -> list[model.WorkerError]:
+def timed_out_in_collective(*ranks: int, **more: Any) -> list[model.WorkerError]:
     """Workers that timed out in collective 6."""
-    return [waited(rank, **{**count(6), **more}) for rank in ranks]
+    return [timed_out_waiting(rank, **{**collectives_called(6), **more}) for rank in ranks]
 
 
-def timed_out(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
+def watchdog_output(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
     """What a rank's watchdog printed."""
     return WATCHDOG.format(rank=rank, number=number, operation=operation)
 
 
-def crashed(rank: int) -> model.WorkerError:
+def crashed_while_stopped(rank: int) -> model.WorkerError:
     """A worker that crashed while its agent stopped it."""
     return replace(stopped(rank), signal="SIGSEGV", exit_code=-11)

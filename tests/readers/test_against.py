@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import RAISED, of
+from tests.readers.test_log_verdicts import RAISED, add_prefix
 
 Compare: TypeAlias = Callable[[list[str], list[str]], dict[str, Any]]
 
@@ -45,11 +45,11 @@ def compare(run: Callable[..., Ran], tmp_path: Path) -> Compare:
     return compared
 
 
-def test_new_lines(compare: Compare) -> None:
+def test_a_line_that_differs_only_in_numbers_is_not_new(compare: Compare) -> None:
     """A line about trouble is new if the other log has none that differs only in numbers."""
     common = ["WARNING: slow disk", "ERROR: could not import wandb in 3 s"]
     found = compare(
-        [*common, *steps(9), *of("[rank1]: ", RAISED)],
+        [*common, *steps(9), *add_prefix("[rank1]: ", RAISED)],
         ["ERROR: could not import wandb in 7 s", *steps(20)],
     )
     assert [line["text"] for line in found["new"]] == ["ValueError: no labels in shard 9"]
@@ -57,7 +57,7 @@ def test_new_lines(compare: Compare) -> None:
     assert (found["last_step"], found["other_last_step"]) == (8, 19)
 
 
-def test_the_first_step_that_differs(compare: Compare) -> None:
+def test_only_values_equal_at_the_first_steps_are_compared(compare: Compare) -> None:
     """A value that was equal at the first steps is compared; a time, or the loss of another seed,
     isn't.
     """
@@ -73,7 +73,7 @@ def test_the_first_step_that_differs(compare: Compare) -> None:
     assert compare([*steps(20), *RAISED], steps(20))["first_difference"] is None
 
 
-def test_the_first_step_that_is_no_number(compare: Compare) -> None:
+def test_nan_is_proven_if_the_other_run_had_a_number(compare: Compare) -> None:
     """NaN is proven if the other run had a number at the same step, also with other seeds."""
     bad = [f"step {step} loss: {'nan' if step > 5 else step}" for step in range(9)]
     found = compare([*bad, *RAISED], [f"step {step} loss: {step + 7}" for step in range(9)])
@@ -89,13 +89,13 @@ def test_a_large_log_is_compared_completely(compare: Compare) -> None:
     assert [line["text"] for line in found["new"]] == ["ValueError: no labels in shard 9"]
 
 
-def test_it_is_printed_below_the_report(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_comparison_follows_the_report(run: Callable[..., Ran], tmp_path: Path) -> None:
     """As text, the comparison follows the report, also on a success;
     it isn't combined with other forms.
     """
     bad, good = tmp_path / "bad.log", tmp_path / "good.log"
     bad.write_text(
-        "\n".join([*steps(20, wrong_from=11), *of("[rank1]: ", RAISED)]), encoding="utf-8"
+        "\n".join([*steps(20, wrong_from=11), *add_prefix("[rank1]: ", RAISED)]), encoding="utf-8"
     )
     good.write_text("\n".join([*steps(20), "Training completed"]), encoding="utf-8")
     ran = run("show", str(bad), "--against", str(good))
@@ -127,7 +127,7 @@ def test_it_is_printed_below_the_report(run: Callable[..., Ran], tmp_path: Path)
         "Epoch 0/90, batch {:5d}/5005, loss {}",
     ],
 )
-def test_numbers_of_a_fixed_width(compare: Compare, form: str) -> None:
+def test_padded_steps_below_an_epoch_are_read(compare: Compare, form: str) -> None:
     """A step is read whatever its padding, and below an epoch it's the step that counts."""
     good = [form.format(step, f"2.{step}") for step in range(0, 200, 10)]
     bad = [line if at < 5 else form.format(10 * at, "3.5") for at, line in enumerate(good)]
@@ -140,7 +140,7 @@ def test_numbers_of_a_fixed_width(compare: Compare, form: str) -> None:
     assert found["last_epoch"] == (0 if form.startswith("Epoch") else None)
 
 
-def test_the_last_step_of_the_last_epoch(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_steps_are_ordered_by_their_epoch(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Steps that are counted anew in each epoch are ordered by the epoch;
     a folder's lines have their file's name.
     """
@@ -159,7 +159,7 @@ def test_the_last_step_of_the_last_epoch(run: Callable[..., Ran], tmp_path: Path
     assert "    a.log:" in out.partition("  new:\n")[2]
 
 
-def test_fractional_epochs(compare: Compare) -> None:
+def test_fractional_epochs_are_compared(compare: Compare) -> None:
     """Trainers that print parts of an epoch are compared by them."""
 
     def train(count: int, *, wrong_from: int) -> list[str]:
@@ -182,7 +182,7 @@ def test_fractional_epochs(compare: Compare) -> None:
 @pytest.mark.parametrize(
     "form", ["Epoch: [2] [ {step:3}/900] loss: {loss}", "Epoch 2 it {step} loss: {loss}"]
 )
-def test_steps_within_an_epoch(compare: Compare, form: str) -> None:
+def test_a_counter_behind_the_epoch_is_the_step(compare: Compare, form: str) -> None:
     """A counter behind the epoch is the step, whatever its name."""
 
     def train(wrong_from: int) -> list[str]:

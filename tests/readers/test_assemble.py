@@ -23,7 +23,7 @@ def _job(
     return assemble(Snapshot(documents=documents, **snapshot), expected_nodes=expected_nodes)
 
 
-def _said(failures: tuple[model.WorkerError, ...]) -> list[str]:
+def get_messages(failures: tuple[model.WorkerError, ...]) -> list[str]:
     return [failure.message for failure in failures]
 
 
@@ -73,7 +73,7 @@ _OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "a
         *("a newer incarnation", "an incarnation of another round", "a stock file"),
     ],
 )
-def test_what_is_judged(
+def test_documents_before_a_restart_are_history(
     documents: list[Any],
     roster: list[Any],
     judged: list[str],
@@ -82,13 +82,15 @@ def test_what_is_judged(
     """A document is history if its node or the job has restarted since."""
     entries = tuple(make_presence(model.Phase.JOINED, node="a", **place) for place in roster)
     job = _job(*(make_error(**fields) for fields in documents), roster=entries)
-    assert (_said(job.failures), _said(job.history)) == (judged, history)
+    assert (get_messages(job.failures), get_messages(job.history)) == (judged, history)
 
 
 @pytest.mark.parametrize(
     ("judged", "named", "count"), [(0, 1, 1), (1, 0, 0)], ids=["later", "earlier"]
 )
-def test_the_name_of_an_unreadable_document(judged: int, named: int, count: int) -> None:
+def test_an_unreadable_document_counts_by_the_round_in_its_name(
+    judged: int, named: int, count: int
+) -> None:
     """An unreadable document of a later round is counted and hides no other;
     one of an earlier round does not count.
     """
@@ -159,7 +161,7 @@ _EVIDENCE = {
 }
 
 
-def test_evidence_that_only_a_later_document_has() -> None:
+def test_fields_missing_in_the_workers_document_come_from_the_agents() -> None:
     """Fields that the worker's document lacks come from the agent's, never the other way round."""
     seen = make_error(3, writer=model.Writer.AGENT, exception=None, **_EVIDENCE)
     other = make_error(
@@ -204,7 +206,7 @@ def test_a_failure_gets_its_log_from_the_roster() -> None:
         {"subject": model.Subject.AGENT},
     ],
 )
-def test_a_log_of_the_roster_goes_nowhere_else(other: dict[str, Any]) -> None:
+def test_a_log_of_the_roster_belongs_to_its_worker_only(other: dict[str, Any]) -> None:
     """A failure with a log keeps it; another node's, rank's,
     incarnation's or agent's failure gets none.
     """
@@ -216,14 +218,14 @@ def test_a_log_of_the_roster_goes_nowhere_else(other: dict[str, Any]) -> None:
 # --- one worker, heard while its exception was in flight ------------------------------------------
 
 _FIRST = model.ExceptionInfo("KeyError", "'label'")
-_AGAIN = model.ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
+_RAISED_AGAIN = model.ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
 _CLEAN_UP = model.ExceptionInfo("RuntimeError", "the clean-up failed")
 _RAISED_FROM = model.ExceptionInfo(
     "ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),)
 )
 
 
-def _word(
+def make_report(
     exception: model.ExceptionInfo | None,
     at_ms: float,
     *,
@@ -243,15 +245,20 @@ def _word(
 
 @pytest.mark.parametrize(
     ("final", "exception"),
-    [(_AGAIN, _AGAIN), (_RAISED_FROM, _RAISED_FROM), (_CLEAN_UP, _FIRST), (None, _FIRST)],
+    [
+        (_RAISED_AGAIN, _RAISED_AGAIN),
+        (_RAISED_FROM, _RAISED_FROM),
+        (_CLEAN_UP, _FIRST),
+        (None, _FIRST),
+    ],
     ids=["the same", "raised from it", "of the clean-up", "none"],
 )
 @pytest.mark.parametrize("final_ms", [-5, 9])
-def test_an_exception_in_flight_and_the_one_that_left(
+def test_the_final_exception_replaces_only_its_own_one_in_flight(
     final: model.ExceptionInfo | None, exception: model.ExceptionInfo, final_ms: float
 ) -> None:
     """The final exception replaces the first one only if it is the same or was raised from it."""
-    (failure,) = _job(_word(final, final_ms), _word(_FIRST, 0, in_flight=True)).failures
+    (failure,) = _job(make_report(final, final_ms), make_report(_FIRST, 0, in_flight=True)).failures
     assert (failure.exception, failure.message) == (exception, exception.message)
     assert failure.timestamp_ns == START_NS + min(final_ms, 0) * 1_000_000
     assert (failure.in_flight, len(failure.documents)) == (False, 2)
@@ -261,22 +268,26 @@ def test_the_clocks_of_a_merged_failure_belong_together() -> None:
     """With the earlier time come its monotonic time, its boot and the delay of its upload."""
     early = {"monotonic_ns": 1, "boot_id": "b", "upload_delay_ns": 2}
     late = {"monotonic_ns": 8, "boot_id": "b", "upload_delay_ns": 9}
-    (failure,) = _job(_word(_AGAIN, 9, **late), _word(_FIRST, 0, in_flight=True, **early)).failures
-    assert failure.exception == _AGAIN
+    (failure,) = _job(
+        make_report(_RAISED_AGAIN, 9, **late), make_report(_FIRST, 0, in_flight=True, **early)
+    ).failures
+    assert failure.exception == _RAISED_AGAIN
     assert {name: getattr(failure, name) for name in early} == early
 
 
-def test_exceptions_in_flight_alone() -> None:
+def test_without_a_final_document_the_first_exception_in_flight_counts() -> None:
     """Without a final document of the worker it is still in flight; of several the first counts,
     from its last one.
     """
-    (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
+    (failure,) = _job(
+        make_report(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)
+    ).failures
     assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
     assert failure.timestamp_ns == START_NS + 5_000_000
     (failure,) = _job(
-        _word(_CLEAN_UP, 2, in_flight=True),
-        _word(_RAISED_FROM, 1, in_flight=True),
-        _word(_FIRST, 0, in_flight=True),
+        make_report(_CLEAN_UP, 2, in_flight=True),
+        make_report(_RAISED_FROM, 1, in_flight=True),
+        make_report(_FIRST, 0, in_flight=True),
     ).failures
     assert (failure.exception, failure.in_flight, failure.timestamp_ns) == (
         _RAISED_FROM,
@@ -288,15 +299,17 @@ def test_exceptions_in_flight_alone() -> None:
 @pytest.mark.parametrize(("pid", "at_ms"), [(7, 0), (0, 0), (8, 9)])
 def test_only_the_same_process_was_in_flight(pid: int, at_ms: float) -> None:
     """A time in flight counts only if both documents are from the same process."""
-    (failure,) = _job(_word(_AGAIN, 9, pid=7), _word(_FIRST, 0, pid=pid, in_flight=True)).failures
-    assert failure.exception == _AGAIN
+    (failure,) = _job(
+        make_report(_RAISED_AGAIN, 9, pid=7), make_report(_FIRST, 0, pid=pid, in_flight=True)
+    ).failures
+    assert failure.exception == _RAISED_AGAIN
     assert failure.timestamp_ns == START_NS + at_ms * 1_000_000
 
 
 # --- documents that were taken back ---------------------------------------------------------------
 
 _HANDLED = "e1-handled.pb"
-_TAKEN_BACK = model.Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
+_WITHDRAWN = model.Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
 
 
 def _handled(**fields: Any) -> model.WorkerError:
@@ -312,12 +325,12 @@ def _handled(**fields: Any) -> model.WorkerError:
 
 @pytest.mark.parametrize("phase", model.Phase)
 @pytest.mark.parametrize("judged", [1, 2])
-def test_a_withdrawn_document_says_nothing(phase: model.Phase, judged: int) -> None:
+def test_a_withdrawn_document_is_no_failure_and_no_history(phase: model.Phase, judged: int) -> None:
     """A withdrawn document of the last round or an earlier one is no failure, no history,
     and not counted.
     """
     entries = (
-        make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
+        make_presence(phase, node="a", round=1, receipts=(_WITHDRAWN,)),
         make_presence(model.Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
@@ -360,10 +373,10 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
 @pytest.mark.parametrize(
     "receipts",
     [
-        (_TAKEN_BACK,),
-        (replace(_TAKEN_BACK, durable=False, error="refused"),),
-        (model.Receipt(_HANDLED, durable=False, error="late"), _TAKEN_BACK),
-        (model.Receipt(_HANDLED, durable=True), _TAKEN_BACK),
+        (_WITHDRAWN,),
+        (replace(_WITHDRAWN, durable=False, error="refused"),),
+        (model.Receipt(_HANDLED, durable=False, error="late"), _WITHDRAWN),
+        (model.Receipt(_HANDLED, durable=True), _WITHDRAWN),
     ],
 )
 @pytest.mark.parametrize("unreadable", [(), (Unreadable(_HANDLED, "empty"),)])
@@ -395,7 +408,7 @@ _ENTRY = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 2}
         (model.Phase.SUCCEEDED, {"incarnation": 1}, {}, True),
     ],
 )
-def test_a_worker_that_finished_had_handled_it(
+def test_an_exception_in_flight_of_a_succeeded_node_was_handled(
     phase: model.Phase,
     place: dict[str, Any],
     document: dict[str, Any],
@@ -467,13 +480,15 @@ _AGENT = {"subject": model.Subject.AGENT, "writer": model.Writer.AGENT}
         "an agent and its recorder",
     ],
 )
-def test_how_many_failures(documents: list[dict[str, Any]], count: int) -> None:
+def test_documents_about_one_process_are_one_failure(
+    documents: list[dict[str, Any]], count: int
+) -> None:
     """Documents about one process, or one agent, of one round and incarnation are one failure."""
     job = _job(*(make_error(**{"rank": None, **fields}) for fields in documents))
     assert len(job.failures) + len(job.history) == count
 
 
-def test_what_is_in_order() -> None:
+def test_failures_are_sorted_by_time_and_the_roster_by_rank() -> None:
     """Failures come by time, at the same time by rank, and without a time last;
     the judged round's roster by rank.
     """
@@ -490,7 +505,13 @@ def test_what_is_in_order() -> None:
         make_error(None, at_ms=5, message="tie without"),
         make_error(7, at_ms=1, message="first"),
     )
-    assert _said(_job(*documents).failures) == ["first", "tie 2", "tie 9", "tie without", "untimed"]
+    assert get_messages(_job(*documents).failures) == [
+        "first",
+        "tie 2",
+        "tie 9",
+        "tie without",
+        "untimed",
+    ]
 
 
 # --- no order of reading matters ------------------------------------------------------------------
@@ -600,7 +621,7 @@ def test_the_digest_is_over_the_documents_names() -> None:
         ),
     ],
 )
-def test_documents_alone_count_nodes(
+def test_nodes_are_counted_by_name_else_by_group_rank(
     documents: list[dict[str, Any]],
     told: int | None,
     expected: int,
@@ -622,7 +643,9 @@ def test_documents_alone_count_nodes(
 @pytest.mark.parametrize(
     ("phase", "reported"), [(model.Phase.SUCCEEDED, 2), (model.Phase.JOINED, 1)]
 )
-def test_nodes_that_reported(phase: model.Phase, reported: int) -> None:
+def test_coverage_is_complete_with_a_final_entry_of_every_node(
+    phase: model.Phase, reported: int
+) -> None:
     """The coverage is complete with a final entry of every node;
     one that joined and sent nothing is named.
     """
@@ -651,7 +674,7 @@ def test_many_unreadable_documents_are_counted_and_some_named() -> None:
 
 
 @pytest.mark.parametrize("stored_at", [START_NS, None])
-def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
+def test_a_stored_document_is_not_missed_whatever_its_receipt(stored_at: int | None) -> None:
     """A document that the storage has is not missed, whatever its receipt says;
     one that was handed over is.
     """
@@ -680,7 +703,7 @@ def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
         ),
     ],
 )
-def test_a_document_that_is_missed(
+def test_a_missed_document_makes_the_coverage_incomplete(
     receipt: dict[str, Any], snapshot: dict[str, Any], note: str
 ) -> None:
     """A document that was not uploaded, or has gone, makes the coverage incomplete."""
@@ -706,7 +729,7 @@ def test_a_document_that_is_missed(
         ([model.Phase.FAILED, model.Phase.FAILED], 3, False),
     ],
 )
-def test_whether_all_nodes_are_done(
+def test_all_nodes_are_done_with_a_final_entry_of_the_last_round(
     phases: list[model.Phase], expected_nodes: int | None, done: bool
 ) -> None:
     """All nodes are done if as many as take part have a final entry of the last round;
@@ -741,7 +764,7 @@ def test_whether_all_nodes_are_done(
     ],
     ids=["done", "silent", "its agent failed", "its agent is gone", "an empty roster"],
 )
-def test_whether_the_pods_live(
+def test_a_node_without_a_final_entry_counts_as_a_lost_pod(
     failures: list[model.WorkerError], roster: list[model.NodePresence], live: bool
 ) -> None:
     """A node without a final entry, or with a lost agent, counts as a lost pod."""

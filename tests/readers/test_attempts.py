@@ -52,12 +52,14 @@ def _siblings(
         ("s3://bucket", None),
     ],
 )
-def test_the_number_of_an_attempt(uri: str, found: tuple[str, int] | None) -> None:
+def test_the_last_part_of_a_prefix_is_the_attempts_number(
+    uri: str, found: tuple[str, int] | None
+) -> None:
     """The last part of an output prefix is the attempt's number, if it is one."""
     assert parse_attempt_number(uri) == found
 
 
-def test_three_attempts_of_which_one_cannot_be_read(attempt: Attempt) -> None:
+def test_an_unreadable_attempt_has_a_note_and_spares_the_others(attempt: Attempt) -> None:
     """An unreadable attempt has a note with the reason; the others are not affected."""
     _fails(attempt, 0, rank=3)
     attempt.at(1).folder.symlink_to(attempt.at(1).folder)
@@ -74,7 +76,7 @@ def test_three_attempts_of_which_one_cannot_be_read(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_attempt_of_which_every_document_is_damaged(attempt: Attempt, number: int) -> None:
+def test_an_undecodable_attempt_is_not_compared(attempt: Attempt, number: int) -> None:
     """An attempt with an undecodable document is not compared with the others."""
     _fails(attempt, 0)
     attempt.at(1).put("error.pb", b"\xff\xff")
@@ -87,7 +89,7 @@ def test_an_attempt_of_which_every_document_is_damaged(attempt: Attempt, number:
     assert changes[1] == "attempt 0 to 2: the same fault again, on the same rank"
 
 
-def test_what_became_of_the_others(attempt: Attempt) -> None:
+def test_other_attempts_succeeded_run_or_are_missing(attempt: Attempt) -> None:
     """An attempt with outputs succeeded; one with a roster alone may still run;
     behind a missing one none is read.
     """
@@ -119,7 +121,7 @@ def test_what_became_of_the_others(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("below", ["0", "0/", "0/firstfault/errors", "here"])
-def test_no_siblings(attempt: Attempt, below: str) -> None:
+def test_without_other_attempts_the_result_is_empty(attempt: Attempt, below: str) -> None:
     """Without other attempts, and for a prefix without an attempt's number, the result is empty."""
     name = below.partition("/")[0]
     attempt.at(name).write(make_error())
@@ -130,7 +132,7 @@ def test_no_siblings(attempt: Attempt, below: str) -> None:
     assert sibling_attempts(f"{attempt.uri}/{below}", conclusion) == ()
 
 
-def test_ten_others_at_most(attempt: Attempt) -> None:
+def test_at_most_ten_other_attempts_are_read(attempt: Attempt) -> None:
     """At most ten other attempts are read: the nearest earlier ones, then later ones."""
     for number in range(20):
         _fails(attempt, number)
@@ -138,7 +140,9 @@ def test_ten_others_at_most(attempt: Attempt) -> None:
     assert [item.number for item in _siblings(attempt, 4)] == list(range(11))
 
 
-def test_storage_that_does_not_answer(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_for_other_attempts_is_limited(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The time for other attempts is limited, for any number of them;
     a refusal is the attempt's note.
     """
@@ -165,7 +169,7 @@ def test_storage_that_does_not_answer(attempt: Attempt, monkeypatch: pytest.Monk
     assert found[3].note.startswith("could not be read: no answer within ")
 
 
-def test_logs_of_a_run_on_this_machine(tmp_path: Path) -> None:
+def test_only_a_local_runs_logs_are_found_by_pod(tmp_path: Path) -> None:
     """The logs of ``firstfault run`` are found by pod; any other attempt has none."""
     log = tmp_path / "logs" / "attempt-1" / "f00-n0-0-worker-1.log"
     log.parent.mkdir(parents=True)

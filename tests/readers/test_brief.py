@@ -18,11 +18,15 @@ from firstfault.cli import EXIT
 from firstfault.testing import make_error
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, add_prefix
 
 Brief = Callable[..., str]
-STARTED = ["torchrun --nproc-per-node 2 train.py", *of("[rank0]: ", STEPS), *of("[rank1]: ", STEPS)]
-FAILED = [*STARTED, *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)]
+STARTED = [
+    "torchrun --nproc-per-node 2 train.py",
+    *add_prefix("[rank0]: ", STEPS),
+    *add_prefix("[rank1]: ", STEPS),
+]
+FAILED = [*STARTED, *add_prefix("[rank1]: ", RAISED), *add_prefix("[rank0]: ", LOST)]
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def count(text: str) -> int:
     return count_tokens(text.split("\n"))
 
 
-def test_a_failure(brief: Brief) -> None:
+def test_a_brief_has_cause_confidence_and_last_lines(brief: Brief) -> None:
     """A brief has the cause, its confidence, the first failure's lines with numbers,
     and each rank's last lines.
     """
@@ -60,7 +64,7 @@ def test_a_failure(brief: Brief) -> None:
     assert "2 [rank 0]: (first step) step 0 loss 2.0\n" in text
 
 
-def test_a_success_and_an_unknown_end(brief: Brief) -> None:
+def test_a_brief_says_whether_a_success_is_proven(brief: Brief) -> None:
     """Without a failure, a brief says whether a success is proven,
     and quotes the end of the log.
     """
@@ -76,7 +80,10 @@ def test_a_success_and_an_unknown_end(brief: Brief) -> None:
 def test_several_logs_are_merged_by_time(brief: Brief) -> None:
     """The time line of several logs is in the order of their times, and names the files."""
     first = [f"2031-05-06T07:08:0{second}Z step {second} loss 1" for second in range(4)]
-    other = ["2031-05-06T07:08:01Z WARNING low disk space", *of("2031-05-06T07:08:05Z ", RAISED)]
+    other = [
+        "2031-05-06T07:08:01Z WARNING low disk space",
+        *add_prefix("2031-05-06T07:08:05Z ", RAISED),
+    ]
     text = brief([*first, "2031-05-06T07:08:06Z srun: error: lost connection"], worker=other)
     line = text.partition("## Time line")[2].partition("## ")[0]
     found = [
@@ -95,7 +102,7 @@ def test_several_logs_are_merged_by_time(brief: Brief) -> None:
     assert "- `job.log`: 5 lines, 2031-05-06 07:08:00 to 2031-05-06 07:08:06\n" in text
 
 
-def test_a_folder_and_stdin(
+def test_a_folder_and_stdin_have_the_same_brief_as_files(
     brief: Brief,
     tmp_path: Path,
     run: Callable[..., Ran],
@@ -113,7 +120,9 @@ def test_a_folder_and_stdin(
     assert run("show", "--brief", "-").out == whole.replace("job.log", "stdin")
 
 
-def test_a_recorded_job(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_a_recorded_jobs_brief_has_its_failures_in_order(
+    attempt: Attempt, run: Callable[..., Ran]
+) -> None:
     """The brief on a recorded job has its failures, in the order of time,
     and the last lines of their logs.
     """
@@ -127,7 +136,7 @@ def test_a_recorded_job(attempt: Attempt, run: Callable[..., Ran]) -> None:
     assert "\n  opening shard 3\n" in ran.out
 
 
-def test_it_is_one_form_of_several(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_brief_is_not_combined_with_other_forms(run: Callable[..., Ran], tmp_path: Path) -> None:
     """A brief goes to stdout alone, so it isn't combined with --json, --markdown or --recovered."""
     log = tmp_path / "job.log"
     log.write_text("\n".join(FAILED), encoding="utf-8")
@@ -138,7 +147,7 @@ def test_it_is_one_form_of_several(run: Callable[..., Ran], tmp_path: Path) -> N
 # --- credentials ----------------------------------------------------------------------------------
 
 
-def test_credentials_are_removed(brief: Brief) -> None:
+def test_a_brief_has_no_credentials(brief: Brief) -> None:
     """No part of a brief has a password, a token, or the name of a home folder."""
     secrets = [
         "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
@@ -149,8 +158,8 @@ def test_credentials_are_removed(brief: Brief) -> None:
         [
             *secrets,
             *STARTED,
-            *of("[rank1]: ", [*secrets, *RAISED]),
-            *of("[rank1]: ERROR: failed ", secrets),
+            *add_prefix("[rank1]: ", [*secrets, *RAISED]),
+            *add_prefix("[rank1]: ERROR: failed ", secrets),
         ]
     )
     assert "0123456789abcdef" not in text
@@ -199,7 +208,7 @@ def _noise(count: int) -> list[str]:
 @pytest.mark.parametrize(
     "kind", ["many errors", "many ranks", "long lines", "no words", "many tracebacks", "no end"]
 )
-def test_large_logs_stay_within_the_limit(brief: Brief, kind: str) -> None:
+def test_a_brief_of_a_large_log_has_at_most_6000_tokens(brief: Brief, kind: str) -> None:
     """Whatever a log of megabytes is full of, its brief has at most 6,000 tokens and the
     first failure's last line.
     """
@@ -223,7 +232,7 @@ def test_large_logs_stay_within_the_limit(brief: Brief, kind: str) -> None:
         ],
         "no end": _noise(20_000),
     }[kind]
-    lines = [*STARTED, *noise, *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)]
+    lines = [*STARTED, *noise, *add_prefix("[rank1]: ", RAISED), *add_prefix("[rank0]: ", LOST)]
     if kind == "no end":
         brief(noise, code=EXIT.NOTHING_FOUND)
     elif kind == "many ranks":
@@ -244,7 +253,7 @@ def test_tokens_are_estimated_high() -> None:
     assert estimate_tokens("") == 0
 
 
-def test_what_fits_is_selected_by_weight() -> None:
+def test_the_weightiest_lines_that_fit_are_kept_in_order() -> None:
     """The lines that matter most are kept, in their order; parts get their share,
     and what others leave over.
     """
@@ -266,7 +275,7 @@ def test_similar_lines_are_folded(brief: Brief) -> None:
         for at in range(50)
         for line in (f"step {at} loss 1.{at}", f"WARNING: rank {at} retries request {at * 7}")
     ]
-    text = brief([*lines, *of("[rank1]: ", RAISED)])
+    text = brief([*lines, *add_prefix("[rank1]: ", RAISED)])
     assert "2: (x50 up to line 100) WARNING: rank 0 retries request 0\n" in text
     assert "rank 31 retries" not in text
     assert make_template("loss 2.31 at 07:08:09 on gpu-7") == make_template(
@@ -277,7 +286,7 @@ def test_similar_lines_are_folded(brief: Brief) -> None:
     assert [line.text for line in folded] == ["step 0", "step 4  (+3 similar lines)"]
 
 
-def test_few_values_are_named(brief: Brief) -> None:
+def test_few_differing_values_of_folded_lines_are_shown(brief: Brief) -> None:
     """Values in which similar lines differ are shown if they are few, as the sizes of a mismatch;
     ranks aren't.
     """
@@ -292,7 +301,11 @@ def test_few_values_are_named(brief: Brief) -> None:
     )
     assert describe_differences([f"failed after {seconds} s" for seconds in range(20)]) == ""
     text = brief(
-        [*of("[rank0]: ", STEPS), *(f"ERROR: {line}" for line in texts), *of("[rank1]: ", RAISED)]
+        [
+            *add_prefix("[rank0]: ", STEPS),
+            *(f"ERROR: {line}" for line in texts),
+            *add_prefix("[rank1]: ", RAISED),
+        ]
     )
     assert "(x4 up to line 10, with size 1 (x3), 512) ERROR: Rank 0 at" in text
 

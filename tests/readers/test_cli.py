@@ -47,7 +47,7 @@ Run: TypeAlias = Callable[..., Ran]
     ],
     ids=["outputs", "nothing", "root cause", "errors beat outputs", "retryable", "last round"],
 )
-def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a table
+def test_the_exit_code_says_what_was_found(  # noqa: PLR0917 - two fixtures and a table
     attempt: Attempt,
     run: Run,
     options: tuple[str, ...],
@@ -74,7 +74,7 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
     ids=["another program's", "empty", "missing"],
 )
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_no_readable_document_is_no_root_cause(
+def test_no_readable_document_has_its_own_exit_code(
     attempt: Attempt,
     run: Run,
     options: tuple[str, ...],
@@ -145,7 +145,7 @@ def test_no_readable_document_is_no_root_cause(
         (("show", "nosuchthing://bucket/out"), "unknown storage scheme 'nosuchthing'"),
     ],
 )
-def test_a_usage_error(
+def test_a_usage_error_exits_with_2_and_one_line_on_stderr(
     run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -168,7 +168,9 @@ def test_a_usage_error(
 @pytest.mark.parametrize(
     "path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"]
 )
-def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
+def test_nothing_found_exits_with_3_and_names_the_folder(
+    attempt: Attempt, run: Run, path: str
+) -> None:
     """Without documents and outputs the exit code is 3, and one line names the folder."""
     if path == "/firstfault/errors":
         (attempt.folder / "firstfault" / "errors").mkdir(parents=True)
@@ -183,7 +185,9 @@ def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
 
 
 @pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
-def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> None:
+def test_the_last_failed_attempt_of_a_folder_is_shown(
+    attempt: Attempt, run: Run, last: str
+) -> None:
     """The last attempt that failed is shown, also if a later one succeeded,
     and behind one whose pods never started.
     """
@@ -200,7 +204,7 @@ def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> No
     assert (found["root"]["rank"], found["uri"]) == (1, where.uri)
 
 
-def test_the_newest_run(
+def test_last_finds_the_newest_run_of_this_folder(
     attempt: Attempt,
     run: Run,
     tmp_path: Path,
@@ -251,7 +255,7 @@ def test_the_newest_run(
     ],
     ids=["a refused request", "a bug", "Ctrl-C"],
 )
-def test_an_error_of_the_tool(
+def test_each_error_has_its_exit_code_and_one_line(
     attempt: Attempt,
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
@@ -276,7 +280,7 @@ def test_an_error_of_the_tool(
                 main(arguments)
 
 
-def test_json(attempt: Attempt, run: Run) -> None:
+def test_json_is_one_object_of_the_schema(attempt: Attempt, run: Run) -> None:
     """With --json stdout is one object of the schema, and stderr is empty;
     the reader gets the other options.
     """
@@ -301,7 +305,9 @@ def test_json(attempt: Attempt, run: Run) -> None:
     )
 
 
-def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
+def test_without_an_error_json_has_null_verdict_and_decision(
+    attempt: Attempt, run: Run, tmp_path: Path
+) -> None:
     """Without an error JSON has null for verdict and decision,
     and the page says what is known instead.
     """
@@ -326,7 +332,7 @@ def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     assert ran.out.rstrip("\n") == text
 
 
-def test_a_path_that_does_not_exist(run: Run, tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_named_as_such(run: Run, tmp_path: Path) -> None:
     """A misspelt path is named as one that doesn't exist,
     without words about documents or outputs.
     """
@@ -336,7 +342,7 @@ def test_a_path_that_does_not_exist(run: Run, tmp_path: Path) -> None:
     )
 
 
-def test_a_success_without_outputs(attempt: Attempt, run: Run) -> None:
+def test_a_script_succeeds_once_all_nodes_say_so(attempt: Attempt, run: Run) -> None:
     """A script under torchrun writes none: it has succeeded once all of its nodes say so."""
     attempt.join(
         *(
@@ -419,7 +425,7 @@ def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -
         ("/proc/report.html", "No such file or directory"),
     ],
 )
-def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
+def test_an_unwritable_file_is_a_usage_error_and_leaves_no_file(  # noqa: PLR0917 - fixtures and a table
     attempt: Attempt,
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
@@ -441,7 +447,9 @@ def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_device_is_not_replaced(attempt: Attempt, run: Run, tmp_path: Path) -> None:
+def test_links_and_pipes_receive_the_page_and_stay(
+    attempt: Attempt, run: Run, tmp_path: Path
+) -> None:
     """A link and a pipe stay what they are and receive the page."""
     attempt.write(make_error(3, node="w-1"))
     (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
@@ -464,7 +472,7 @@ def _attempts(attempt: Attempt) -> None:
         attempt.at(number).write(make_error(rank, node=f"w-{rank}", attempt=number, message="bad"))
 
 
-def test_which_forms_read_the_other_attempts(
+def test_json_and_plain_pipes_do_not_read_other_attempts(
     attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-v, --html and --markdown show the other attempts;
@@ -543,13 +551,13 @@ class _Point:
 
 @click.command()
 @click.option("--count", type=int)
-def _theirs(count: int) -> int:
+def foreign_command(count: int) -> int:
     """Do nothing."""
     click.echo(f"ran with {count}")
     return 7
 
 
-def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+def install_command(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     def found(group: str) -> list[_Point]:
         return [_Point(load)] if group == COMMANDS_GROUP else []
 
@@ -562,7 +570,7 @@ def test_another_distribution_adds_a_command(
     """A command of an entry point is listed and run, and its value is the exit code;
     it cannot replace `show`.
     """
-    _offered(monkeypatch, lambda: _theirs)
+    install_command(monkeypatch, lambda: foreign_command)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
     assert "  run       Do nothing.\n" in run("--help").out
     monkeypatch.setattr(_Point, "name", "show")
@@ -572,11 +580,11 @@ def test_another_distribution_adds_a_command(
 @pytest.mark.parametrize(
     "error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")]
 )
-def test_a_command_whose_package_is_missing(
+def test_a_command_without_its_package_says_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: ImportError
 ) -> None:
     """A command that cannot be loaded says what to install, and the help still works."""
-    _offered(monkeypatch, Mock(side_effect=error))
+    install_command(monkeypatch, Mock(side_effect=error))
     ran = run("run", "task.py", "--any", "thing")
     assert ran.code == EXIT.TOOL_FAILED
     assert (
@@ -595,7 +603,7 @@ def test_a_command_whose_package_is_missing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--html", "-")])
-def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
+def test_a_closed_stdout_keeps_the_exit_code(attempt: Attempt, options: tuple[str, ...]) -> None:
     """With a closed stdout the exit code is the same, and stderr is empty."""
     attempt.write(make_error(3, node="w-1"))
     program = [
@@ -612,7 +620,7 @@ def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_a_poor_environment(attempt: Attempt) -> None:
+def test_each_form_works_without_home_path_and_locale(attempt: Attempt) -> None:
     """Each form works without HOME, PATH and a locale,
     and escapes what stdout's encoding does not have.
     """
@@ -647,7 +655,7 @@ def test_a_poor_environment(attempt: Attempt) -> None:
     ],
     ids=["pipe", "FORCE_COLOR", "NO_COLOR", "without a width"],
 )
-def test_the_form_for_a_terminal(
+def test_only_terminals_and_force_color_get_color(
     attempt: Attempt, environment: dict[str, str], has_color: bool
 ) -> None:
     """A pipe gets the rows without color; a terminal, or FORCE_COLOR, gets them with color."""

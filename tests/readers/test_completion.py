@@ -8,7 +8,7 @@ from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.evidence.completion import prove_completion
 from firstfault.testing import make_job, make_presence
-from tests.readers.scenes import agent, died, own, stopped
+from tests.readers.scenes import agent_failure, died, own_fault, stopped
 
 EXIT = model.ExceptionInfo("SystemExit", "its program reached its end")
 
@@ -37,8 +37,12 @@ ENDED = died(2, "", None, world_size=4, exception=EXIT, category="exit")
         ((_aborted(),), (SUCCEEDED, _node(1, model.Phase.FAILED, 3)), False),
         ((_aborted(),), (_node(0, model.Phase.JOINED), FINISHED), False),
         ((_aborted(),), (FINISHED,), False),
-        ((_aborted(), own(0, world_size=4)), (_node(0, model.Phase.FAILED, 0, 1), FINISHED), False),
-        ((_aborted(), agent(0, "preemption")), (SUCCEEDED, FINISHED), False),
+        (
+            (_aborted(), own_fault(0, world_size=4)),
+            (_node(0, model.Phase.FAILED, 0, 1), FINISHED),
+            False,
+        ),
+        ((_aborted(), agent_failure(0, "preemption")), (SUCCEEDED, FINISHED), False),
     ],
     ids=[
         "all ranks of all nodes",
@@ -50,7 +54,7 @@ ENDED = died(2, "", None, world_size=4, exception=EXIT, category="exit")
         "a terminated node",
     ],
 )
-def test_what_agents_report(
+def test_a_job_had_finished_if_all_ranks_returned(
     failures: tuple[model.WorkerError, ...], roster: tuple[model.NodePresence, ...], is_proven: bool
 ) -> None:
     """All ranks of all nodes had returned and only their teardown failed;
@@ -71,7 +75,7 @@ def test_what_agents_report(
         )
 
 
-def test_several_ranks() -> None:
+def test_ranks_that_ended_alike_are_named_together() -> None:
     """Ranks that ended alike are named together, in their order."""
     roster = (_node(0, model.Phase.FAILED, 0, 1), FINISHED)
     conclusion = conclude(make_job(_aborted(3, at_ms=9), _aborted(0, at_ms=5), roster=roster))
@@ -79,7 +83,7 @@ def test_several_ranks() -> None:
     assert conclusion.verdict.headline == "finished, then SIGABRT in the teardown of ranks 0, 3"
 
 
-def test_what_a_log_proves() -> None:
+def test_a_sentence_of_a_log_proves_a_success_whatever_follows() -> None:
     """The sentence from a log is the proof, whatever failed after it."""
     conclusion = conclude(
         make_job(_aborted(), completion="line 12: the last of 3 epochs had ended")
@@ -89,7 +93,7 @@ def test_what_a_log_proves() -> None:
     assert conclusion.verdict.why[0] == "line 12: the last of 3 epochs had ended"
 
 
-def test_a_damaged_document_that_claims_a_size() -> None:
+def test_an_impossible_job_size_is_ignored() -> None:
     """A size that no job has is compared with the known ranks, and nothing is made of it."""
     aborted = died(3, "SIGABRT", -6, world_size=2**32 - 1)
     assert prove_completion(make_job(aborted, roster=(SUCCEEDED, FINISHED))) == ""

@@ -16,7 +16,7 @@ from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.utils.toml import parse_toml
-from tests.readers.scenes import timed_out
+from tests.readers.scenes import watchdog_output
 
 OWN, EXIT = FailureClass.OWN_FAULT, FailureClass.OWN_EXIT
 UNCLEAR, VICTIM = FailureClass.UNCLEAR, FailureClass.CONSEQUENCE
@@ -50,7 +50,7 @@ PEER_GONE = model.ExceptionInfo(
     relation="context",
 )
 NO_LABEL = model.ExceptionInfo("KeyError", "'label'", relation="context")
-TOLD = model.ExceptionInfo(
+SIGNAL_EXCEPTION = model.ExceptionInfo(
     "torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15"
 )
 
@@ -86,7 +86,7 @@ def aborting(said: str) -> model.WorkerError:
     return stopped(2, f"[rank2]:[E314 a.cpp:7] {said}\n", signal="SIGABRT")
 
 
-def left(stderr: str, exit_code: int = 1) -> model.WorkerError:
+def exited(stderr: str, exit_code: int = 1) -> model.WorkerError:
     """A worker that exited on its own, without an exception that its own process recorded."""
     return died(1, stderr, "", exit_code=exit_code)
 
@@ -97,7 +97,7 @@ def called_exit(stderr: str, *causes: model.ExceptionInfo) -> model.WorkerError:
     return make_error(1, exception=exception, exit_code=1, log_tail=stderr)
 
 
-def job(*failures: model.WorkerError, nodes: int = 2) -> model.JobErrors:
+def reported_job(*failures: model.WorkerError, nodes: int = 2) -> model.JobErrors:
     """A job of which every node has reported."""
     roster = tuple(
         make_presence(
@@ -124,8 +124,8 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
         # traceback or not
         "sys.exit after a peer's error": called_exit(TRACEBACK + PEER),
         "sys.exit after a line about a peer": called_exit(PEER),
-        "code 1 after a peer's error": left(TRACEBACK + PEER),
-        "code 1 after an error about a peer's": left(
+        "code 1 after a peer's error": exited(TRACEBACK + PEER),
+        "code 1 after an error about a peer's": exited(
             TRACEBACK + PEER + FOLLOWS + TRACEBACK + "ValueError: failed\n"
         ),
         # ``except Exception: sys.exit(1)`` makes a victim's exit no fault of its own
@@ -137,13 +137,15 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
         # a library that wraps the exception of a signal handler has not failed
         "a wrapped signal": make_error(
             3,
-            exception=model.ExceptionInfo("OSError", "cannot load", causes=(TOLD,)),
+            exception=model.ExceptionInfo("OSError", "cannot load", causes=(SIGNAL_EXCEPTION,)),
             sent_signals=SENT,
         ),
     },
-    (UNCLEAR, "hang"): {"a timeout during a stop": stopped(2, timed_out(2), signal="SIGABRT")},
+    (UNCLEAR, "hang"): {
+        "a timeout during a stop": stopped(2, watchdog_output(2), signal="SIGABRT")
+    },
     (UNCLEAR, "signal"): {"an abort during a stop": stopped(2, signal="SIGABRT")},
-    (UNCLEAR, ""): {"code 1 after other words": left("uploading logs\n"), "code 1": left("")},
+    (UNCLEAR, ""): {"code 1 after other words": exited("uploading logs\n"), "code 1": exited("")},
     (EXIT, "exit"): {
         "sys.exit": called_exit("3 shards loaded"),
         "sys.exit after another connection": called_exit(
@@ -166,7 +168,7 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
         "a program's sys.exit after an error": replace(
             called_exit(NO_LABELS), exception=model.ExceptionInfo("SystemExit", "")
         ),
-        "code 1 after an error": left(
+        "code 1 after an error": exited(
             TRACEBACK + "ValueError: arrays must have the same shape\nuploading logs\n"
         ),
     },
@@ -200,7 +202,7 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
         )
     },
     (OWN, "disk_full"): {
-        "a full disk": left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n")
+        "a full disk": exited(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n")
     },
 }
 """By class and category, the ends that have them."""
@@ -209,7 +211,9 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
 @pytest.mark.parametrize(
     ("name", "told"), [(name, told) for told, ends in CLASSES.items() for name in ends]
 )
-def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None:
+def test_last_words_decide_between_own_fault_and_consequence(
+    name: str, told: tuple[FailureClass, str]
+) -> None:
     """What a process printed or raised last makes its end a fault of its own, a consequence,
     or neither.
     """
@@ -226,7 +230,9 @@ def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None
         ("Thread 0x00007f12", "free(): invalid pointer\n", "high"),
     ],
 )
-def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> None:
+def test_an_abort_without_a_reason_gives_no_sure_verdict(
+    dump: str, printed: str, confidence: str
+) -> None:
     """A thread that Python does not know may be a watchdog, whose words went elsewhere:
     the verdict is not sure.
     """
@@ -234,7 +240,7 @@ def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> 
         2, printed, stack_dumps=(model.StackDump(7, 2, f"Fatal Python error: Aborted\n\n{dump}"),)
     )
     verdict = evidence(
-        job(aborted, stopped(0, caused_by=model.CausedBy(2, "worker-0", "")), nodes=1)
+        reported_job(aborted, stopped(0, caused_by=model.CausedBy(2, "worker-0", "")), nodes=1)
     )
     assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
 
@@ -245,11 +251,11 @@ REFUSED = parse_toml(
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_command_line_that_is_refused(line: str) -> None:
+def test_a_refused_command_line_is_config_with_the_reason_in_the_headline(line: str) -> None:
     """The headline has what is wrong, not the advice, the list or the box around it;
     the category is config.
     """
-    for failure in (left(REFUSED[line], 2), replace(called_exit(REFUSED[line]), exit_code=2)):
+    for failure in (exited(REFUSED[line], 2), replace(called_exit(REFUSED[line]), exit_code=2)):
         verdict = evidence(make_job(failure))
         assert (
             verdict.headline.partition(f"rank 1 on {failure.node}: ")[2].removesuffix(
@@ -260,7 +266,7 @@ def test_a_command_line_that_is_refused(line: str) -> None:
         assert verdict.category == "config"
 
 
-def _in(*calls: str) -> tuple[model.FrameInfo, ...]:
+def frames_of_libraries(*calls: str) -> tuple[model.FrameInfo, ...]:
     own = model.FrameInfo("/job/train.py", 7, "main", "begin()")
     return (
         own,
@@ -312,11 +318,13 @@ def _in(*calls: str) -> tuple[model.FrameInfo, ...]:
         ("SystemExit", ["trainer/loop.py leave"], "exit"),
     ],
 )
-def test_the_library_that_raised_it(kind: str, calls: list[str], category: str) -> None:
+def test_the_raising_library_decides_the_category_of_a_vague_text(
+    kind: str, calls: list[str], category: str
+) -> None:
     """A text that tells little is of a checkpoint or a command line,
     if the library that raised it reads those.
     """
-    frames = _in(*calls)
+    frames = frames_of_libraries(*calls)
     bases = {"EOFError": (), "SystemExit": ()}.get(kind, ("Exception",))
     failure = make_error(
         3, exception=model.ExceptionInfo(kind, "2", bases, frames=frames), exit_code=2
@@ -324,19 +332,19 @@ def test_the_library_that_raised_it(kind: str, calls: list[str], category: str) 
     assert evidence(make_job(failure)).category == category
 
 
-def test_the_last_line_of_an_end_without_an_error() -> None:
+def test_output_before_exit_code_0_is_no_reason() -> None:
     """What a process printed before it exited with code 0 is neither its
     reason nor its category.
     """
     warned = "There were missing keys in the checkpoint model loaded: ['head.weight'].\n"
-    verdict = evidence(make_job(left(f"{warned}OSError: No space left on device\n", 0)))
+    verdict = evidence(make_job(exited(f"{warned}OSError: No space left on device\n", 0)))
     assert verdict.headline == "exit code 0, rank 1 on worker-0: it exited without an error"
     assert verdict.category == "exit"
-    assert "missing keys" not in evidence(make_job(left(warned))).headline
+    assert "missing keys" not in evidence(make_job(exited(warned))).headline
 
 
 @pytest.mark.parametrize(("raised_at_s", "ranks"), [(600, (3,)), (1, (0,))])
-def test_what_was_raised_at_the_end_of_a_long_wait(
+def test_an_exception_after_a_long_wait_is_not_its_cause(
     raised_at_s: int, ranks: tuple[int, ...]
 ) -> None:
     """An exception cannot be why the others had waited for long,
@@ -349,7 +357,7 @@ def test_what_was_raised_at_the_end_of_a_long_wait(
         message="invalid load key",
     )
     late = [
-        died(rank, timed_out(rank), at_ms=601_000 if ranks == (3,) else 91_000)
+        died(rank, watchdog_output(rank), at_ms=601_000 if ranks == (3,) else 91_000)
         for rank in (1, 2, 4, 5)
     ]
     verdict = evidence(make_job(raised, *late, stopped(3, at_ms=601_500)))
@@ -416,7 +424,9 @@ BUS = "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus."
         ("", "signal", "the process aborted (a failed check in native code)"),
     ],
 )
-def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
+def test_the_last_lines_of_an_abort_give_headline_and_category(
+    printed: str, category: str, told: str
+) -> None:
     """The last lines of an abort give its headline and its category,
     also while its agent stopped it.
     """
@@ -448,12 +458,14 @@ def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
         ("OSError", "[Errno 28] No space left on device: '/data/checkpoint.pt'", "disk_full"),
     ],
 )
-def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> None:
+def test_a_refused_or_failed_write_is_not_the_programs_fault(
+    kind: str, text: str, category: str
+) -> None:
     """A refused file is no matter of credentials, and a failed write is not the program's fault."""
     assert evidence(make_job(make_error(2, exception=kind, message=text))).category == category
 
 
-def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
+def test_a_checkpoint_error_is_that_of_the_rank_that_had_it() -> None:
     """torch.distributed.checkpoint raises one rank's error on every rank."""
     text = (
         "CheckpointException ranks:dict_keys([3])\nTraceback (most recent call last): (RANK"
@@ -472,7 +484,9 @@ def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
         (frame,),
     )
     verdict = evidence(
-        job(*(make_error(rank, node=f"worker-{rank // 4}", exception=raised) for rank in range(8)))
+        reported_job(
+            *(make_error(rank, node=f"worker-{rank // 4}", exception=raised) for rank in range(8))
+        )
     )
     assert (verdict.ranks, verdict.category) == ((3,), "checkpoint")
 
@@ -489,11 +503,13 @@ def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
         (123456, 123456, Role.AMBIGUOUS),
     ],
 )
-def test_a_dump_signal(enqueued: int, completed: int, role: Role) -> None:
+def test_only_a_rank_without_an_outstanding_collective_is_a_suspect(
+    enqueued: int, completed: int, role: Role
+) -> None:
     """A rank with a collective outstanding waits as well;
     one without may be the one that the others wait for.
     """
-    text = signalled(2, completed, enqueued)
+    text = dump_signal_output(2, completed, enqueued)
     assert classify(text).role is role
     (judged,) = classify_failures(make_job(died(2, text)))
     assert judged.failure_class is (VICTIM if role is Role.SECONDARY else UNCLEAR)
@@ -503,7 +519,7 @@ def test_a_dump_signal(enqueued: int, completed: int, role: Role) -> None:
 @pytest.mark.parametrize(
     ("asked", "role"), [("96.00 GiB", Role.AMBIGUOUS), ("96.00 MiB", Role.PRIMARY)]
 )
-def test_more_memory_than_the_gpu_has(asked: str, role: Role) -> None:
+def test_an_impossible_allocation_may_be_rubbish_of_a_collective(asked: str, role: Role) -> None:
     """A size that no model asks for may be rubbish from a collective that was given up."""
     text = (
         f"CUDA out of memory. Tried to allocate {asked}. GPU 1 has a total capacity of 39.50 GiB of"
@@ -529,7 +545,7 @@ DESYNC = (
 )
 
 
-def signalled(rank: int, completed: int, enqueued: int = 31) -> str:
+def dump_signal_output(rank: int, completed: int, enqueued: int = 31) -> str:
     """What a rank prints when another rank has timed out."""
     return (
         f"[rank{rank}]:[E314 09:26:53 ProcessGroupNCCL.cpp:1750] [PG ID 0 PG GUID 0(default_pg)"
@@ -545,8 +561,10 @@ def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> mod
     return make_error(rank, exception=kind, message=message, **fields)
 
 
-FIRST = died(0, timed_out(0))
-ALL_BUT_ONE = [died(rank, timed_out(rank), at_ms=90_000 + rank, boot_id="b") for rank in range(7)]
+FIRST = died(0, watchdog_output(0))
+ALL_BUT_ONE = [
+    died(rank, watchdog_output(rank), at_ms=90_000 + rank, boot_id="b") for rank in range(7)
+]
 INCONSISTENT = "expects same model across all ranks, but inconsistent 0 params"
 CLEANING = {
     "in_flight": True,
@@ -570,13 +588,13 @@ CASCADES: dict[str, tuple[list[model.WorkerError], str]] = {
     "two waited too when they were stopped": (
         [
             *ALL_BUT_ONE[:5],
-            *(stopped(rank, timed_out(rank)) for rank in (5, 6)),
+            *(stopped(rank, watchdog_output(rank)) for rank in (5, 6)),
             stopped(7, "loading shard 9\n"),
         ],
         "hang",
     ),
     "a desync report names one": (
-        [died(0, timed_out(0) + DESYNC), *map(stopped, range(1, 8))],
+        [died(0, watchdog_output(0) + DESYNC), *map(stopped, range(1, 8))],
         "hang",
     ),
     "one came late": (
@@ -599,35 +617,37 @@ CASCADES: dict[str, tuple[list[model.WorkerError], str]] = {
 
 
 @pytest.mark.parametrize(("failures", "category"), CASCADES.values(), ids=CASCADES)
-def test_a_cascade(failures: list[model.WorkerError], category: str) -> None:
+def test_the_root_cause_of_a_cascade_is_rank_7(
+    failures: list[model.WorkerError], category: str
+) -> None:
     """Rank 7 is the root cause."""
-    verdict = evidence(job(*failures))
+    verdict = evidence(reported_job(*failures))
     assert (verdict.ranks, verdict.category) == ((7,), category)
 
 
 @pytest.mark.parametrize("silent", [2, 4, 6])
-def test_too_few_timed_out(silent: int) -> None:
+def test_no_rank_stands_out_if_few_timed_out(silent: int) -> None:
     """The first abort ends the others early: where many did not time out, none stands out."""
-    waiting = [died(rank, timed_out(rank)) for rank in range(silent, 4)] or [FIRST]
-    verdict = evidence(job(*waiting, *(stopped(rank) for rank in range(len(waiting), 8))))
+    waiting = [died(rank, watchdog_output(rank)) for rank in range(silent, 4)] or [FIRST]
+    verdict = evidence(reported_job(*waiting, *(stopped(rank) for rank in range(len(waiting), 8))))
     assert verdict.scope is model.Scope.UNDETERMINED
 
 
-def test_all_ranks_of_a_node_in_one_collective() -> None:
+def test_a_node_is_named_if_none_of_its_ranks_was_missing() -> None:
     """No rank was missing: the node is named, with low confidence. Aborts are one fault
     only if they say the same.
     """
-    failures = [died(rank, timed_out(rank), world_size=4) for rank in range(4)]
-    verdict = evidence(job(*failures, nodes=1))
+    failures = [died(rank, watchdog_output(rank), world_size=4) for rank in range(4)]
+    verdict = evidence(reported_job(*failures, nodes=1))
     assert (verdict.node, verdict.category, verdict.confidence) == ("worker-0", "network", "low")
     assert "all 4 ranks waited in ALLREDUCE number 31" in verdict.headline
-    failures[2] = died(2, timed_out(2, 32, "BROADCAST"), world_size=4)
-    assert evidence(job(*failures, nodes=1)).scope is model.Scope.UNDETERMINED
+    failures[2] = died(2, watchdog_output(2, 32, "BROADCAST"), world_size=4)
+    assert evidence(reported_job(*failures, nodes=1)).scope is model.Scope.UNDETERMINED
     aborted = "terminate called without an active exception\n"
-    assert evidence(job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))).ranks == (
-        5,
-    )
-    assert evidence(job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
+    assert evidence(
+        reported_job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))
+    ).ranks == (5,)
+    assert evidence(reported_job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
 
 
 # --- flight recorders -----------------------------------------------------------------------------
@@ -650,11 +670,11 @@ def progress(
 def find_stragglers(came: dict[int, tuple[model.CollectiveProgress, ...]]) -> model.Verdict:
     """Return the verdict on a job whose ranks came so far; rank 0's watchdog ended it."""
     others = [stopped(rank, collectives=seen) for rank, seen in came.items() if rank]
-    return evidence(job(replace(FIRST, collectives=came[0]), *others))
+    return evidence(reported_job(replace(FIRST, collectives=came[0]), *others))
 
 
-USUAL = tuple(replace(REDUCE, sequence=number) for number in (7, 8, 9))
-ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
+USUAL_CALLS = tuple(replace(REDUCE, sequence=number) for number in (7, 8, 9))
+ODD_CALLS = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL_CALLS[1:])
 
 
 @pytest.mark.parametrize(
@@ -676,7 +696,7 @@ ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
             (replace(REDUCE, state="scheduled"),),
             "it had not started the last collective of group default_pg",
         ),
-        (ODD, "as collective 7 of group default_pg it called all_gather"),
+        (ODD_CALLS, "as collective 7 of group default_pg it called all_gather"),
     ],
     ids=[
         "operation",
@@ -686,11 +706,15 @@ ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
         "the first that differs, though the ranks ran ahead",
     ],
 )
-def test_a_rank_that_differs_in_a_collective(odd: tuple[model.Collective, ...], why: str) -> None:
+def test_the_odd_one_out_in_a_collective_is_the_root_cause(
+    odd: tuple[model.Collective, ...], why: str
+) -> None:
     """Torch's analyzer's rules: the odd one out in operation, type, size,
     or whether its GPU has started.
     """
-    verdict = find_stragglers({rank: progress(*(odd if rank == 6 else USUAL)) for rank in range(8)})
+    verdict = find_stragglers(
+        {rank: progress(*(odd if rank == 6 else USUAL_CALLS)) for rank in range(8)}
+    )
     assert verdict.ranks == (6,)
     assert why in verdict.headline
 
@@ -700,7 +724,7 @@ THIRD, FOURTH, EIGHTH = (replace(REDUCE, sequence=number) for number in (3, 4, 8
 GATHERS = [
     replace(REDUCE, operation="nccl:gather", sizes=f"[[8]] -> [[{rank}]]") for rank in (0, 7)
 ]
-OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
+CALLS_OF_THREE_RANKS: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -730,7 +754,11 @@ OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
         ),
         # rank 2 is in no dump of the group; the group's members tell that it is missing
         (
-            {0: progress(REDUCE, **OF_THREE), 1: progress(REDUCE, **OF_THREE), 2: progress(REDUCE)},
+            {
+                0: progress(REDUCE, **CALLS_OF_THREE_RANKS),
+                1: progress(REDUCE, **CALLS_OF_THREE_RANKS),
+                2: progress(REDUCE),
+            },
             (2,),
             "",
         ),
@@ -742,7 +770,7 @@ OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
         "a silent member",
     ],
 )
-def test_how_far_ranks_came(
+def test_the_rank_behind_in_the_first_stuck_group_is_the_root_cause(
     came: dict[int, tuple[model.CollectiveProgress, ...]], ranks: tuple[int, ...], why: str
 ) -> None:
     """The rank that is behind in the group that is stuck first is the root cause."""
@@ -751,20 +779,20 @@ def test_how_far_ranks_came(
     assert why in verdict.headline
 
 
-def test_what_to_do_after_an_exit_that_printed_its_reason() -> None:
+def test_the_next_step_is_about_the_line_in_the_headline() -> None:
     """The next step is about the line that the headline has; without a line, about the log."""
     for stderr, advice in (
         ("fatal: no license\n", "find where the program prints this"),
         ("", "read the end of its log to find out why it exited"),
     ):
-        found = job(left(stderr, exit_code=7))
+        found = reported_job(exited(stderr, exit_code=7))
         verdict = evidence(found)
         report = build_report(found, verdict, decide(verdict))
         assert report.answers.steps[0].text.replace("the pod's", "its") == advice
 
 
 @pytest.mark.parametrize("file", ["signal_handling.py", "worker.py"])
-def test_a_data_loader_process_that_was_killed(file: str) -> None:
+def test_a_killed_data_loader_gets_advice_on_memory(file: str) -> None:
     """The advice is about memory; the line at which the signal arrived isn't the place."""
     message = "DataLoader worker (pid 17) is killed by signal: Killed."
     frames = (
@@ -772,7 +800,7 @@ def test_a_data_loader_process_that_was_killed(file: str) -> None:
         model.FrameInfo(f"/x/site-packages/torch/utils/data/_utils/{file}", 73, "handler"),
     )
     exception = model.ExceptionInfo("RuntimeError", message, frames=frames)
-    found = job(make_error(1, exception=exception))
+    found = reported_job(make_error(1, exception=exception))
     verdict = evidence(found)
     answers = build_report(found, verdict, decide(verdict)).answers
     assert answers.steps[0].text.startswith("check the memory and /dev/shm of its node")

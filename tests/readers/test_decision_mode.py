@@ -10,14 +10,16 @@ from firstfault.decision_mode import ACT, OBSERVE, OFF, read_decision_mode
     ("text", "mode"),
     [(None, ACT), (" ", ACT), ("act", ACT), ("Observe", OBSERVE), (" off ", OFF), ("OFF", OFF)],
 )
-def test_valid_values(text: str | None, mode: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_values_ignore_case_and_blanks(
+    text: str | None, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without a value firstfault acts; case and blanks around a value don't matter."""
     assert read_decision_mode({} if text is None else {"FIRSTFAULT_DECISIONS": text}) == mode
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("text", ["obsrve", "dry-run", "0", "no", "act,observe"])
-def test_an_invalid_value_changes_nothing(
+def test_an_invalid_value_means_observe_with_one_warning(
     text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A misspelled value means "observe", with one warning however often it is read."""

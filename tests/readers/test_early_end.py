@@ -43,7 +43,7 @@ def _progress(called: int) -> tuple[CollectiveProgress, ...]:
     return (CollectiveProgress("default_pg", "gloo:all_reduce", called, called),)
 
 
-def _early(*victims: WorkerError) -> Report:
+def build_early_end_report(*victims: WorkerError) -> Report:
     root = make_error(
         1,
         exception=ENDED,
@@ -59,7 +59,7 @@ def test_the_headline_says_where_the_peers_were() -> None:
     """Nobody called `sys.exit`: the program ended while its peers were at the next collective,
     at this line.
     """
-    report = _early(_victim(0, 12), _victim(2, 12))
+    report = build_early_end_report(_victim(0, 12), _victim(2, 12))
     where = (
         "its program reached its end while its peers were at all_reduce #12 (train.py:7 in step)"
     )
@@ -71,20 +71,20 @@ def test_the_headline_says_where_the_peers_were() -> None:
     assert terminal_text(report).count("its program reached its end") == 2
 
 
-def test_peers_at_different_places() -> None:
+def test_a_line_is_named_only_if_all_peers_agree() -> None:
     """A line or a collective is named only if all peers agree on it."""
-    lines = _early(_victim(0, 12), _victim(2, 12, line=9)).verdict.headline
+    lines = build_early_end_report(_victim(0, 12), _victim(2, 12, line=9)).verdict.headline
     assert lines.endswith("its program reached its end while its peers were at all_reduce #12")
     for counts in ((12, 13), (11, 11)):
-        headline = _early(
+        headline = build_early_end_report(
             *(_victim(rank, count) for rank, count in zip((0, 2), counts, strict=True))
         ).verdict.headline
         assert headline == "ended early, rank 1 on worker-0: its program reached its end"
 
 
-def test_one_peer() -> None:
+def test_the_only_peer_with_a_position_is_named() -> None:
     """The only peer that tells where it was is named by its rank."""
-    headline = _early(_victim(0, 12)).verdict.headline
+    headline = build_early_end_report(_victim(0, 12)).verdict.headline
     assert "while rank 0 was at all_reduce #12 (train.py:7 in step)" in headline
 
 
@@ -122,7 +122,7 @@ def _conclude(own_at_ms: int, own_called: int, *, ended_at_ms: int = 100) -> Rep
     return report_conclusion(conclude(job), uri="")
 
 
-def test_a_rank_that_nobody_needs() -> None:
+def test_a_program_that_no_peer_needs_has_finished() -> None:
     """A program that ends after another rank has failed, or when no rank is further than it,
     has finished.
     """
@@ -136,7 +136,7 @@ def test_a_rank_that_nobody_needs() -> None:
     assert _conclude(200, 12).verdict.headline.startswith("ended early, rank 1 ")
 
 
-def test_an_exit_with_success_is_no_refusal() -> None:
+def test_exit_code_0_refuses_no_command_line() -> None:
     """Libraries for command lines also exit after a success: only another code refuses options."""
     exit_frame = FrameInfo("/env/lib/python3.11/site-packages/click/core.py", 1612, "main", "")
     error = ExceptionInfo("SystemExit", "", bases=("BaseException",), frames=(CALL, exit_frame))
@@ -149,7 +149,7 @@ def test_an_exit_with_success_is_no_refusal() -> None:
     assert categories == ["exit", "exit", "config"]
 
 
-def test_a_finished_rank_without_a_document() -> None:
+def test_a_finished_rank_is_not_one_without_a_report() -> None:
     """A rank that its agent saw finish before the failure isn't one without a report."""
     failure = _raised(0, 11)
     entry = NodePresence(

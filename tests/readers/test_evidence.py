@@ -16,36 +16,36 @@ from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
     IN_TORCHS_WAIT,
-    PEER,
+    PEER_CLOSED,
     STACK,
-    WAITED,
-    agent,
-    count,
-    crashed,
+    WAIT_TIMED_OUT,
+    aborted_by_gloo,
+    agent_failure,
+    collectives_called,
+    crashed_while_stopped,
     died,
-    done,
-    gone_on,
-    own,
-    passed,
-    received,
-    stock,
+    flyte_error,
+    lost_peer_in_collective,
+    one_collective_ahead,
+    own_fault,
+    reported_job,
     stopped,
+    timed_out_in_collective,
+    timed_out_waiting,
     victim,
-    waited,
-    waiting,
 )
 
 RAISED = model.FrameInfo("/app/train.py", 12, "step")
 IN_FINALISER = STACK.format("/x/site-packages/torch/utils/data/dataloader.py", "__del__")
 IN_STEP = STACK.format("/app/train.py", "step")
-OF_A_PEER = model.FrameInfo(
+FRAME_IN_COLLECTIVE = model.FrameInfo(
     "/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce"
 )
-TWICE = "trying to initialize the default process group twice!"
-FULL = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
-FROM_3 = model.CausedBy(3, "worker-1", "")
-TOLD = {
-    "caused_by": FROM_3,
+GROUP_INITIALIZED_TWICE = "trying to initialize the default process group twice!"
+DISK_FULL = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
+CAUSED_BY_RANK_3 = model.CausedBy(3, "worker-1", "")
+STOPPED_BECAUSE_OF_RANK_3 = {
+    "caused_by": CAUSED_BY_RANK_3,
     "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed: KeyError"),),
 }
 SENT = (model.SentSignal("SIGTERM", "rank 0 failed"),)
@@ -58,7 +58,7 @@ TRACE = (
 RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/worker_monitor.py", "record_end")
 
 
-def told(verdict: model.Verdict) -> str:
+def summarize(verdict: model.Verdict) -> str:
     """Return what a verdict says of the root cause, in short: "rank 3 high: user_code,
     own-fault".
     """
@@ -66,7 +66,7 @@ def told(verdict: model.Verdict) -> str:
     return f"{verdict.scope.value} {who} {verdict.confidence}: {verdict.category}, {verdict.rule}"
 
 
-GLOO = [count(called, "gloo:all_reduce", called) for called in range(8)]
+GLOO = [collectives_called(called, "gloo:all_reduce", called) for called in range(8)]
 """How many collectives of gloo a rank had called."""
 
 
@@ -89,21 +89,23 @@ def raised(
         frames=(model.FrameInfo("/app/train.py", 40, "main"), frame),
         **more,
     )
-    return own(rank, at_ms, exception=exception)
+    return own_fault(rank, at_ms, exception=exception)
 
 
-def retried(rank: int, at_ms: float = 6000, **more: Any) -> model.WorkerError:
+def failed_retry(rank: int, at_ms: float = 6000, **more: Any) -> model.WorkerError:
     """A worker whose second try failed, after collective 5 of the first."""
-    return own(rank, at_ms, message=TWICE, **{**GLOO[5], **more})
+    return own_fault(rank, at_ms, message=GROUP_INITIALIZED_TWICE, **{**GLOO[5], **more})
 
 
-def saved(rank: int, *causes: model.ExceptionInfo, **more: Any) -> model.WorkerError:
+def failed_checkpoint(rank: int, *causes: model.ExceptionInfo, **more: Any) -> model.WorkerError:
     """A worker whose emergency checkpoint failed."""
-    exception = model.ExceptionInfo("OSError", FULL, ("Exception",), causes=causes)
-    return own(rank, 40, exception, FULL, **more)  # type: ignore[arg-type]
+    exception = model.ExceptionInfo("OSError", DISK_FULL, ("Exception",), causes=causes)
+    return own_fault(rank, 40, exception, DISK_FULL, **more)  # type: ignore[arg-type]
 
 
-def entry(node: int, phase: model.Phase = model.Phase.FAILED, **more: Any) -> model.NodePresence:
+def roster_entry(
+    node: int, phase: model.Phase = model.Phase.FAILED, **more: Any
+) -> model.NodePresence:
     """A roster entry of one of two nodes."""
     place = {"node": f"worker-{node}", "group_rank": node, "nodes": 2, "ip": f"10.0.0.{node + 1}"}
     return replace(make_presence(phase, **place, ranks=(2 * node, 2 * node + 1)), **more)
@@ -118,10 +120,10 @@ def aborted(rank: int, text: str = "", function: str = "step", **more: Any) -> m
     return died(rank, "SIGABRT", -6, 20 * rank, **more)
 
 
-def left(rank: int, at_ms: float = 0, **more: Any) -> model.WorkerError:
+def wrote_and_exited(rank: int, at_ms: float = 0, **more: Any) -> model.WorkerError:
     """A worker that wrote why, and called sys.exit(7)."""
     exception = model.ExceptionInfo("SystemExit", "7", frames=(RAISED,))
-    return own(
+    return own_fault(
         rank,
         at_ms,
         exception=exception,
@@ -130,17 +132,17 @@ def left(rank: int, at_ms: float = 0, **more: Any) -> model.WorkerError:
     )
 
 
-def said(
+def raised_with_cause(
     outer: tuple[str, str], inner: tuple[str, str], relation: str = "cause"
 ) -> model.ExceptionInfo:
     """An exception with a cause or a context."""
     return model.ExceptionInfo(*outer, causes=(model.ExceptionInfo(*inner, relation=relation),))
 
 
-def reset(*frames: model.FrameInfo) -> model.WorkerError:
+def lost_connection(*frames: model.FrameInfo) -> model.WorkerError:
     """A worker that lost a connection."""
     bases = ("ConnectionError", "OSError")
-    return own(
+    return own_fault(
         0,
         exception=model.ExceptionInfo(
             "ConnectionResetError",
@@ -159,8 +161,8 @@ def in_checkpoint(main: str) -> str:
     return f'{head}  File "{file}", line 9 in reduce_scatter\n{pool}\n{main.replace("0x1", "0x2")}'
 
 
-JOINED = entry(1, model.Phase.JOINED)
-HUNG = stopped(3, IN_SLEEP, **count(5))
+JOINED = roster_entry(1, model.Phase.JOINED)
+HUNG = stopped(3, IN_SLEEP, **collectives_called(5))
 HOSTILE_WORDS = (
     "Detected mismatch between collectives on ranks. Rank 0 is running collective: A, but Rank 3 is"
     " running B"
@@ -200,50 +202,55 @@ DEAD = {
 IN_WRITER = model.FrameInfo(
     "/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data"
 )
-NOT_SAVED = model.ExceptionInfo("OSError", FULL, ("Exception",), (IN_WRITER,))
+NOT_SAVED = model.ExceptionInfo("OSError", DISK_FULL, ("Exception",), (IN_WRITER,))
 UNSAVED = {"thread_failures": (model.ThreadFailure("saver", None, NOT_SAVED),)}
 IN_RESULT = STACK.format("/usr/lib/python3.11/concurrent/futures/_base.py", "result")
 ECC = "CUDA error: uncorrectable ECC error encountered"
 PRINTED = (
     'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError:'
-    f" {WAITED}"
+    f" {WAIT_TIMED_OUT}"
 )
 CLOSED = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
 
 
-FIRST_OF_3 = {
-    "first_failure": FROM_3,
+FIRST_FAILURE_RANK_3 = {
+    "first_failure": CAUSED_BY_RANK_3,
     "first_failure_reason": "rank 3 on worker-1 failed: KeyError",
 }
-TO_GO = {"sent_signals": (model.SentSignal("SIGTERM", model.TERMINATED),)}
+TERMINATED_FROM_OUTSIDE = {"sent_signals": (model.SentSignal("SIGTERM", model.TERMINATED),)}
 IN_FLIGHT = {"in_flight": True, "sent_signals": SENT}
 BUG = raised(0)
-SHARD = own(2, 0, message="shard 8 is corrupt")
+SHARD = own_fault(2, 0, message="shard 8 is corrupt")
 UNKNOWN = model.CausedBy(None, "node 1", "")
 FORBIDDEN = model.Receipt("e.pb", durable=False, error="403 Forbidden", rank=3)
 
 
 VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     "rank 3 medium: hang, hang": {
-        "a retry after a timeout": done(*map(retried, range(3)), stopped(3, IN_SLEEP, **GLOO[4])),
-        "a node terminated long after a timeout": done(
-            *waiting(0, 1, at_ms=0), agent(1, "preemption", 60_000), replace(HUNG, boot_id=BOOT)
+        "a retry after a timeout": reported_job(
+            *map(failed_retry, range(3)), stopped(3, IN_SLEEP, **GLOO[4])
         ),
-        "a broadcast timeout": done(
-            *waiting(1),
+        "a node terminated long after a timeout": reported_job(
+            *timed_out_in_collective(0, 1, at_ms=0),
+            agent_failure(1, "preemption", 60_000),
+            replace(HUNG, boot_id=BOOT),
+        ),
+        "a broadcast timeout": reported_job(
+            *timed_out_in_collective(1),
             replace(
-                stopped(2, IN_COLLECTIVE, **count(6)), caused_by=model.CausedBy(0, "worker-0", "")
+                stopped(2, IN_COLLECTIVE, **collectives_called(6)),
+                caused_by=model.CausedBy(0, "worker-0", ""),
             ),
             HUNG,
         ),
-        "a rank that never joined": done(
+        "a rank that never joined": reported_job(
             *(
-                own(rank, 6000, "torch.distributed.DistStoreError", NOT_JOINED)
+                own_fault(rank, 6000, "torch.distributed.DistStoreError", NOT_JOINED)
                 for rank in (0, 1, 2)
             ),
             stopped(3, IN_SLEEP),
         ),
-        "printed timeouts": done(
+        "printed timeouts": reported_job(
             died(0, "", 1, log_tail=PRINTED),
             replace(
                 stopped(1, STACK.format("/app/train.py", "report")),
@@ -253,233 +260,277 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             ),
             stopped(3, IN_SLEEP),
         ),
-        "a checkpoint's thread that failed, while its rank waits for it": done(
-            waited(0),
+        "a checkpoint's thread that failed, while its rank waits for it": reported_job(
+            timed_out_waiting(0),
             *(stopped(rank, in_checkpoint(IN_RESULT)) for rank in (1, 2)),
             stopped(3, IN_RESULT, **UNSAVED),
         ),
-        "a checkpoint's thread that failed, while its rank trains": done(
-            waited(0),
+        "a checkpoint's thread that failed, while its rank trains": reported_job(
+            timed_out_waiting(0),
             *(stopped(rank, in_checkpoint(IN_SLEEP)) for rank in (1, 2)),
             stopped(3, IN_COLLECTIVE, **UNSAVED),
         ),
-        "others wait for a rank that returned": done(
-            *waiting(0, 1, 2, collectives=(), world_size=4), stopped(3, IN_TORCHS_WAIT)
+        "others wait for a rank that returned": reported_job(
+            *timed_out_in_collective(0, 1, 2, collectives=(), world_size=4),
+            stopped(3, IN_TORCHS_WAIT),
         ),
     },
     "rank 3 medium: exit, returned": {
-        "others lose a node that finished": done(
+        "others lose a node that finished": reported_job(
             *(victim(rank, node="worker-0", world_size=4) for rank in (0, 1, 2)),
-            roster=[entry(0), entry(1, model.Phase.SUCCEEDED, ranks=(3,))],
+            roster=[roster_entry(0), roster_entry(1, model.Phase.SUCCEEDED, ranks=(3,))],
         ),
-        "others wait for a rank that exited with 0": done(
-            *(waited(rank, world_size=4, **count(6)) for rank in (0, 1, 2)),
+        "others wait for a rank that exited with 0": reported_job(
+            *(timed_out_waiting(rank, world_size=4, **collectives_called(6)) for rank in (0, 1, 2)),
             roster=[
-                entry(node, receipts=(model.Receipt("e.pb", durable=True, rank=2 * node),))
+                roster_entry(node, receipts=(model.Receipt("e.pb", durable=True, rank=2 * node),))
                 for node in (0, 1)
             ],
         ),
     },
     "rank 0 high: user_code, own-fault": {
-        "a finaliser elsewhere": done(BUG, stopped(1, IN_FINALISER)),
-        "a peer's error on its way out": done(BUG, raising(1, OF_A_PEER)),
-        "stopped in another function": done(BUG, stopped(1, IN_SLEEP), stopped(2, IN_COLLECTIVE)),
-        "a victim is named": done(own(0, 0, "RuntimeError", HOSTILE_WORDS), victim(3, 5)),
-        "a crash during a stop, beside a fault": done(own(0), crashed(1), victim(2), victim(3)),
+        "a finaliser elsewhere": reported_job(BUG, stopped(1, IN_FINALISER)),
+        "a peer's error on its way out": reported_job(BUG, raising(1, FRAME_IN_COLLECTIVE)),
+        "stopped in another function": reported_job(
+            BUG, stopped(1, IN_SLEEP), stopped(2, IN_COLLECTIVE)
+        ),
+        "a victim is named": reported_job(
+            own_fault(0, 0, "RuntimeError", HOSTILE_WORDS), victim(3, 5)
+        ),
+        "a crash during a stop, beside a fault": reported_job(
+            own_fault(0), crashed_while_stopped(1), victim(2), victim(3)
+        ),
     },
     "rank 3 high: user_code, own-fault": {
-        "a retry after a logged peer's error": done(
-            own(3),
+        "a retry after a logged peer's error": reported_job(
+            own_fault(3),
             *(
-                retried(rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER.format(1)}")
+                failed_retry(
+                    rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER_CLOSED.format(1)}"
+                )
                 for rank in (0, 2)
             ),
         ),
-        "a full disk in a handler of a peer's error": done(
-            own(3),
-            *(saved(rank, model.ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)),
+        "a full disk in a handler of a peer's error": reported_job(
+            own_fault(3),
+            *(
+                failed_checkpoint(rank, model.ExceptionInfo("RuntimeError", PEER_CLOSED.format(1)))
+                for rank in (0, 2)
+            ),
             stopped(1),
         ),
-        "a retry after a peer's fault": done(own(3, 0, **GLOO[4]), retried(0, 40), retried(2, 41)),
-        "a rank with a fault is named": done(own(0, 0, "RuntimeError", HOSTILE_WORDS), own(3, 5)),
-        "a text about a preemption": done(own(3, 0, "ValueError", "the job got preempted")),
+        "a retry after a peer's fault": reported_job(
+            own_fault(3, 0, **GLOO[4]), failed_retry(0, 40), failed_retry(2, 41)
+        ),
+        "a rank with a fault is named": reported_job(
+            own_fault(0, 0, "RuntimeError", HOSTILE_WORDS), own_fault(3, 5)
+        ),
+        "a text about a preemption": reported_job(
+            own_fault(3, 0, "ValueError", "the job got preempted")
+        ),
     },
     "undetermined - low: hang, undetermined": {
-        "another size at one of two ranks, of which the other waits": done(
-            replace(passed(0, 4), message=WAITED, exception=waited(0).exception),
-            gone_on(passed(1, 2)),
+        "another size at one of two ranks, of which the other waits": reported_job(
+            replace(
+                lost_peer_in_collective(0, 4),
+                message=WAIT_TIMED_OUT,
+                exception=timed_out_waiting(0).exception,
+            ),
+            one_collective_ahead(lost_peer_in_collective(1, 2)),
             nodes=1,
         ),
-        "all retried": done(*map(retried, range(4))),
-        "a handled error in the log of a rank that timed out": done(
+        "all retried": reported_job(*map(failed_retry, range(4))),
+        "a handled error in the log of a rank that timed out": reported_job(
             died(
                 0,
                 "",
                 2,
                 log_tail=(
-                    f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAITED}"
+                    f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAIT_TIMED_OUT}"
                 ),
             ),
-            died(2, "", 2, log_tail=f"fatal: RuntimeError: {WAITED}"),
+            died(2, "", 2, log_tail=f"fatal: RuntimeError: {WAIT_TIMED_OUT}"),
             stopped(1),
             stopped(3),
         ),
-        "accusations in a circle": done(
+        "accusations in a circle": reported_job(
             *(
-                own(rank, 0, "RuntimeError", BARRIER.format(rank, (rank + 1) % 4))
+                own_fault(rank, 0, "RuntimeError", BARRIER.format(rank, (rank + 1) % 4))
                 for rank in range(4)
             )
         ),
-        "a rank that waited": done(waited(3), stopped(0), stopped(1), stopped(2)),
-        "dead threads of ranks that wait": done(
-            waited(0, **DEAD),
+        "a rank that waited": reported_job(
+            timed_out_waiting(3), stopped(0), stopped(1), stopped(2)
+        ),
+        "dead threads of ranks that wait": reported_job(
+            timed_out_waiting(0, **DEAD),
             stopped(1, IN_COLLECTIVE, **DEAD),
             *(stopped(rank, IN_COLLECTIVE) for rank in (2, 3)),
         ),
-        "a crash during a stop after a wait": done(*waiting(0, 1, 2), crashed(3)),
+        "a crash during a stop after a wait": reported_job(
+            *timed_out_in_collective(0, 1, 2), crashed_while_stopped(3)
+        ),
     },
     "rank 0 medium: user_code, own-fault": {
-        "another exception on its way out": done(
+        "another exception on its way out": reported_job(
             BUG, raising(1, model.FrameInfo("/app/data.py", 7, "load")), stopped(2, IN_COLLECTIVE)
         ),
-        "stopped in the function that raised": done(
+        "stopped in the function that raised": reported_job(
             BUG, stopped(1, IN_STEP), stopped(2, IN_COLLECTIVE)
         ),
-        "wrappers that are raised at one line": done(
+        "wrappers that are raised at one line": reported_job(
             raised(0, causes=(BUG.exception,)), raising(1), raising(2)
         ),
-        "words of a rendezvous": make_job(own(0, 0, PARSED, PARSED.message)),
+        "words of a rendezvous": make_job(own_fault(0, 0, PARSED, PARSED.message)),
     },
     "undetermined - low: unknown, undetermined": {
-        "a broadcast failure with a document": done(
+        "a broadcast failure with a document": reported_job(
             victim(3),
-            replace(stopped(1), **TOLD),
-            replace(stopped(2), **TOLD),
+            replace(stopped(1), **STOPPED_BECAUSE_OF_RANK_3),
+            replace(stopped(2), **STOPPED_BECAUSE_OF_RANK_3),
             roster=(JOINED,),
         ),
-        "a connection in a collective": done(
-            reset(CLIENT, COLLECTIVE),
+        "a connection in a collective": reported_job(
+            lost_connection(CLIENT, COLLECTIVE),
             victim(1),
             victim(2),
             stopped(3),
         ),
-        "an exit after the stop": done(
-            own(3, 0, "SystemExit", "3", sent_signals=SENT),
+        "an exit after the stop": reported_job(
+            own_fault(3, 0, "SystemExit", "3", sent_signals=SENT),
             victim(0),
             stopped(1),
             victim(2),
         ),
         "files about peers": make_job(
-            *(stock(f"RuntimeError: {PEER.format(at)}", at) for at in (1, 2))
+            *(flyte_error(f"RuntimeError: {PEER_CLOSED.format(at)}", at) for at in (1, 2))
         ),
     },
     "ranks 0 1 2 3 high: user_code, own-fault": {
-        "notices about the store": done(
+        "notices about the store": reported_job(
             *(
-                own(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "")
+                own_fault(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "")
                 for rank in range(4)
             )
         )
     },
     "rank 0 low: user_code, first-of-several": {
-        "two faults of unknown order": done(
-            own(0, boot_id="a"), own(3, 5, "KeyError", "'label'", boot_id="b")
+        "two faults of unknown order": reported_job(
+            own_fault(0, boot_id="a"), own_fault(3, 5, "KeyError", "'label'", boot_id="b")
         ),
-        "a rank that names itself": done(
-            SHARD, own(0, 0, "RuntimeError", "rank 0: shard 8 is corrupt")
+        "a rank that names itself": reported_job(
+            SHARD, own_fault(0, 0, "RuntimeError", "rank 0: shard 8 is corrupt")
         ),
-        "a rank that names another without its words": done(
-            SHARD, own(0, 0, "RuntimeError", "rank 2 gave too few samples")
+        "a rank that names another without its words": reported_job(
+            SHARD, own_fault(0, 0, "RuntimeError", "rank 2 gave too few samples")
         ),
     },
     "rank 3 medium: signal, first-of-several": {
-        "one signal at two times": done(died(3, at_ms=0), died(0, at_ms=60_000)),
-        "a broadcast death beside a wrapper": done(
+        "one signal at two times": reported_job(died(3, at_ms=0), died(0, at_ms=60_000)),
+        "a broadcast death beside a wrapper": reported_job(
             died(3, boot_id=""),
-            own(0, 10, "train.TrainError", "step failed", boot_id=""),
-            roster=(entry(0, first_failure=FROM_3), entry(1, first_failure=FROM_3)),
+            own_fault(0, 10, "train.TrainError", "step failed", boot_id=""),
+            roster=(
+                roster_entry(0, first_failure=CAUSED_BY_RANK_3),
+                roster_entry(1, first_failure=CAUSED_BY_RANK_3),
+            ),
         ),
-        "a worker died long before its agent": done(
-            agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)
+        "a worker died long before its agent": reported_job(
+            agent_failure(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)
         ),
     },
     "rank 3 medium: unknown, broadcast": {
-        "a node that was told": make_job(victim(0, peer=2), roster=(entry(0, **FIRST_OF_3),)),
-        "a broadcast failure without a document": done(
+        "a node that was told": make_job(
+            victim(0, peer=2), roster=(roster_entry(0, **FIRST_FAILURE_RANK_3),)
+        ),
+        "a broadcast failure without a document": reported_job(
             stopped(0),
-            replace(stopped(1), **TOLD),
-            replace(stopped(2), **TOLD),
+            replace(stopped(1), **STOPPED_BECAUSE_OF_RANK_3),
+            replace(stopped(2), **STOPPED_BECAUSE_OF_RANK_3),
             roster=(JOINED,),
         ),
     },
     "rank 3 medium: exit, own-fault": {
-        "an exit in flight": done(own(3, 0, "SystemExit", "3", **IN_FLIGHT), victim(0), victim(2)),
-        "an exit with success": done(own(3, 0, "SystemExit", "0"), victim(0), stopped(1)),
-        "an exit without a text": done(died(3, "", 7), victim(0), stopped(1)),
+        "an exit in flight": reported_job(
+            own_fault(3, 0, "SystemExit", "3", **IN_FLIGHT), victim(0), victim(2)
+        ),
+        "an exit with success": reported_job(
+            own_fault(3, 0, "SystemExit", "0"), victim(0), stopped(1)
+        ),
+        "an exit without a text": reported_job(died(3, "", 7), victim(0), stopped(1)),
     },
     "rank 3 medium: user_code, own-fault": {
-        "an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1))
+        "an exception in flight": reported_job(victim(0), own_fault(3, **IN_FLIGHT), stopped(1))
     },
     "rank 2 high: user_code, own-fault": {
-        "ranks that tell of another rank": done(
-            SHARD,
-            *(own(rank, 0, "RuntimeError", "another rank failed, stopping") for rank in (0, 1, 3)),
-        ),
-        "ranks that repeat another rank's words": done(
+        "ranks that tell of another rank": reported_job(
             SHARD,
             *(
-                own(rank, 0, "RuntimeError", "stop: rank 2: shard 8 is corrupt")
+                own_fault(rank, 0, "RuntimeError", "another rank failed, stopping")
+                for rank in (0, 1, 3)
+            ),
+        ),
+        "ranks that repeat another rank's words": reported_job(
+            SHARD,
+            *(
+                own_fault(rank, 0, "RuntimeError", "stop: rank 2: shard 8 is corrupt")
                 for rank in (0, 1, 3)
             ),
         ),
     },
     "external worker-1 medium: preemption, terminated-node": {
-        "a terminated node without a document": done(
-            *(replace(stopped(rank), **TO_GO) for rank in (2, 3)), victim(0), stopped(1)
+        "a terminated node without a document": reported_job(
+            *(replace(stopped(rank), **TERMINATED_FROM_OUTSIDE) for rank in (2, 3)),
+            victim(0),
+            stopped(1),
         ),
-        "a node terminated while others waited": done(
+        "a node terminated while others waited": reported_job(
             *(
                 replace(item, boot_id="")
-                for item in (waited(0, 0), waited(1, 0), agent(1, "preemption", 60_000))
+                for item in (
+                    timed_out_waiting(0, 0),
+                    timed_out_waiting(1, 0),
+                    agent_failure(1, "preemption", 60_000),
+                )
             )
         ),
     },
     "rank 3 medium: unknown, lost-document": {
-        "a node that reported is not lost": done(
+        "a node that reported is not lost": reported_job(
             victim(0, peer=2),
             victim(1, peer=2),
-            roster=(entry(0, first_failure=UNKNOWN), entry(1, receipts=(FORBIDDEN,))),
+            roster=(roster_entry(0, first_failure=UNKNOWN), roster_entry(1, receipts=(FORBIDDEN,))),
         ),
-        "an exit that answers a signal": done(
-            *waiting(0, 2), own(1, 6100, "SystemExit", "143", **IN_FLIGHT)
+        "an exit that answers a signal": reported_job(
+            *timed_out_in_collective(0, 2), own_fault(1, 6100, "SystemExit", "143", **IN_FLIGHT)
         ),
     },
     "ranks 0 1 2 3 medium: disk_full, own-fault": {
-        "lines about a full disk, perhaps of emergency checkpoints": done(
+        "lines about a full disk, perhaps of emergency checkpoints": reported_job(
             *(
-                died(rank, "", 2, 100 * rank, log_tail="fatal: OSError: " + FULL)
+                died(rank, "", 2, 100 * rank, log_tail="fatal: OSError: " + DISK_FULL)
                 for rank in range(4)
             )
         )
     },
     "ranks 0 1 2 3 medium: user_code, own-fault": {
-        "three were about to leave": done(BUG, raising(1), raising(2), raising(3))
+        "three were about to leave": reported_job(BUG, raising(1), raising(2), raising(3))
     },
     "ranks 0 1 high: user_code, own-fault": {
-        "one raised, one had the same fault in flight": done(
-            own(0), own(1, **IN_FLIGHT), stopped(2)
+        "one raised, one had the same fault in flight": reported_job(
+            own_fault(0), own_fault(1, **IN_FLIGHT), stopped(2)
         )
     },
     "rank 0 medium: exit, own-fault": {
-        "one left, another was stopped after the same harmless line": done(
-            own(0, 0, "SystemExit", "0", exit_code=1, log_tail="joining the others\n"),
+        "one left, another was stopped after the same harmless line": reported_job(
+            own_fault(0, 0, "SystemExit", "0", exit_code=1, log_tail="joining the others\n"),
             replace(stopped(3), signal="", exit_code=1, log_tail="joining the others\n"),
             victim(1),
             victim(2),
         )
     },
     "ranks 0 3 medium: signal, own-fault": {
-        "one aborted, one was aborting when stopped": done(
+        "one aborted, one was aborting when stopped": reported_job(
             aborted(0),
             aborted(3, **STOPPED),
             victim(1),
@@ -487,20 +538,20 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         )
     },
     "ranks 0 3 medium: user_code, own-fault": {
-        "two printed one exception, and one was stopped while it exited": done(
+        "two printed one exception, and one was stopped while it exited": reported_job(
             died(0, "", 1, log_tail=f"{TRACE}KeyError: 'label'"),
             replace(stopped(3), signal="", exit_code=1, log_tail=f"{TRACE}KeyError: 'label'\n"),
             replace(
                 stopped(1),
                 signal="",
                 exit_code=1,
-                log_tail=f"{TRACE}RuntimeError: {PEER.format(0)}",
+                log_tail=f"{TRACE}RuntimeError: {PEER_CLOSED.format(0)}",
             ),
             stopped(2),
         )
     },
     "ranks 0 3 high: gpu_kernel, own-fault": {
-        "a kernel's failed check, also at a rank that was being stopped": done(
+        "a kernel's failed check, also at a rank that was being stopped": reported_job(
             aborted(0, ASSERT),
             aborted(3, ASSERT, "fit", **STOPPED),
             victim(1),
@@ -508,110 +559,135 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         )
     },
     "ranks 0 3 high: exit, own-fault": {
-        "exits with one text at two times": done(left(0), left(3, 700), stopped(1), stopped(2)),
-        "an exit that was on record before the stop": done(
-            left(0),
-            left(3, 40, sent_signals=SENT, stack_dumps=(model.StackDump(1, 3, RECORDING),)),
+        "exits with one text at two times": reported_job(
+            wrote_and_exited(0), wrote_and_exited(3, 700), stopped(1), stopped(2)
+        ),
+        "an exit that was on record before the stop": reported_job(
+            wrote_and_exited(0),
+            wrote_and_exited(
+                3, 40, sent_signals=SENT, stack_dumps=(model.StackDump(1, 3, RECORDING),)
+            ),
             stopped(1),
             stopped(2),
         ),
     },
     "rank 0 high: exit, own-fault": {
-        "an exit after the stop": done(
-            left(0),
-            left(3, 40, sent_signals=SENT),
+        "an exit after the stop": reported_job(
+            wrote_and_exited(0),
+            wrote_and_exited(3, 40, sent_signals=SENT),
             stopped(1),
             stopped(2),
         )
     },
     "ranks 0 1 medium: user_code, own-fault": {
-        "a finaliser at the line that raised": done(
+        "a finaliser at the line that raised": reported_job(
             BUG, stopped(1, IN_FINALISER.replace("line 40 in main", "line 12 in step"))
         )
     },
     "ranks 0 2 medium: disk_full, first-of-several": {
-        "a full disk first": done(own(3, 900), saved(0), saved(2), stopped(1))
+        "a full disk first": reported_job(
+            own_fault(3, 900), failed_checkpoint(0), failed_checkpoint(2), stopped(1)
+        )
     },
     "rank 3 medium: user_code, first-of-several": {
-        "an exception of any name": done(
-            own(3, 0, "train.Oops", "at 7"), own(0, 40, "RuntimeError", "what now"), victim(2)
+        "an exception of any name": reported_job(
+            own_fault(3, 0, "train.Oops", "at 7"),
+            own_fault(0, 40, "RuntimeError", "what now"),
+            victim(2),
         )
     },
     "rank 1 medium: user_code, own-fault": {
-        "an exit code of one beside a traceback": done(own(1, 500), died(3, "", 1, 0), victim(0))
+        "an exit code of one beside a traceback": reported_job(
+            own_fault(1, 500), died(3, "", 1, 0), victim(0)
+        )
     },
     "undetermined - low: unknown, lost-document": {
-        "an exit beside a closed rendezvous": done(
-            died(0, "", 1), agent(0, "rendezvous", exception=CLOSED, message="")
+        "an exit beside a closed rendezvous": reported_job(
+            died(0, "", 1), agent_failure(0, "rendezvous", exception=CLOSED, message="")
         )
     },
     "rank 1 medium: user_code, first-of-several": {
-        "two faults": done(own(2, 300, "KeyError", "'label'"), victim(0), own(1, 0))
+        "two faults": reported_job(
+            own_fault(2, 300, "KeyError", "'label'"), victim(0), own_fault(1, 0)
+        )
     },
     "rank 3 low: user_code, first-of-several": {
-        "a broadcast decides between two": done(
-            own(0, boot_id="a"),
-            own(3, 5, "KeyError", "'label'", boot_id="b"),
-            replace(stopped(1), caused_by=FROM_3),
+        "a broadcast decides between two": reported_job(
+            own_fault(0, boot_id="a"),
+            own_fault(3, 5, "KeyError", "'label'", boot_id="b"),
+            replace(stopped(1), caused_by=CAUSED_BY_RANK_3),
         )
     },
     "rank 0 medium: gpu_hardware, first-of-several": {
-        "a broadcast death beside a fault of a GPU": done(
+        "a broadcast death beside a fault of a GPU": reported_job(
             died(3, boot_id=""),
-            own(0, 10, "RuntimeError", ECC, boot_id=""),
-            roster=(entry(0, first_failure=FROM_3), entry(1, first_failure=FROM_3)),
+            own_fault(0, 10, "RuntimeError", ECC, boot_id=""),
+            roster=(
+                roster_entry(0, first_failure=CAUSED_BY_RANK_3),
+                roster_entry(1, first_failure=CAUSED_BY_RANK_3),
+            ),
         )
     },
     "rank 999 medium: hang, hang": {
-        "a rank that does not exist": done(
-            victim(0), own(1, 0, "RuntimeError", BARRIER.format(1, 999))
+        "a rank that does not exist": reported_job(
+            victim(0), own_fault(1, 0, "RuntimeError", BARRIER.format(1, 999))
         )
     },
     "rank 3 high: disk_full, own-fault": {
-        "a future of a checkpoint": done(
-            replace(own(3), exception=NOT_SAVED),
+        "a future of a checkpoint": reported_job(
+            replace(own_fault(3), exception=NOT_SAVED),
             *(stopped(rank, in_checkpoint(IN_SLEEP)) for rank in (0, 1, 2)),
         )
     },
     "rank 2 medium: user_code, first-of-several": {
-        "an exception long before": done(agent(1, "preemption"), victim(0), own(2, -60_000))
+        "an exception long before": reported_job(
+            agent_failure(1, "preemption"), victim(0), own_fault(2, -60_000)
+        )
     },
     "node worker-1 medium: unknown, node-without-report": {
-        "a node for which others waited": done(*waiting(0, 1), roster=(entry(0), JOINED))
+        "a node for which others waited": reported_job(
+            *timed_out_in_collective(0, 1), roster=(roster_entry(0), JOINED)
+        )
     },
     "rank 0 high: signal, own-fault": {
-        "a loader's process was killed": done(reset(LOADER, PIPE), victim(1), victim(2), stopped(3))
+        "a loader's process was killed": reported_job(
+            lost_connection(LOADER, PIPE), victim(1), victim(2), stopped(3)
+        )
     },
     "rank 0 medium: network, by-elimination": {
-        "a connection that is none to a peer": done(reset(CLIENT), victim(1), victim(2), stopped(3))
+        "a connection that is none to a peer": reported_job(
+            lost_connection(CLIENT), victim(1), victim(2), stopped(3)
+        )
     },
     "rank 1 medium: signal, by-elimination": {
-        "a crash during a stop": done(victim(0), crashed(1), victim(2), victim(3))
+        "a crash during a stop": reported_job(
+            victim(0), crashed_while_stopped(1), victim(2), victim(3)
+        )
     },
     "rank 3 medium: signal, own-fault": {
-        "a text that could not be read": done(
-            own(0, 0, "RuntimeError", UNREAD),
+        "a text that could not be read": reported_job(
+            own_fault(0, 0, "RuntimeError", UNREAD),
             died(3, "SIGABRT", -6),
             victim(1),
             victim(2),
         )
     },
     "rank 1 high: user_code, own-fault": {
-        "a peer's error before an in-process restart": done(
-            own(
+        "a peer's error before an in-process restart": reported_job(
+            own_fault(
                 1,
                 log_tail=(
-                    f"RuntimeError: {PEER.format(0)}\nin-process restart 1: rank 2:"
-                    f" {PEER.format(3)}"
+                    f"RuntimeError: {PEER_CLOSED.format(0)}\nin-process restart 1: rank 2:"
+                    f" {PEER_CLOSED.format(3)}"
                 ),
                 **GLOO[6],
             ),
-            own(0, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
-            own(2, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
+            own_fault(0, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
+            own_fault(2, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
         )
     },
     "undetermined - low: collective, only-failure": {
-        "one file of Flyte's": make_job(stock(f"RuntimeError: {PEER.format(1)}", 0))
+        "one file of Flyte's": make_job(flyte_error(f"RuntimeError: {PEER_CLOSED.format(1)}", 0))
     },
 }
 """By verdict, the jobs that have it."""
@@ -657,18 +733,20 @@ WORDS = {
 @pytest.mark.parametrize(
     ("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs]
 )
-def test_a_verdict(name: str, verdict: str) -> None:
+def test_each_job_has_its_root_cause_confidence_and_rule(name: str, verdict: str) -> None:
     """Each job has this root cause, confidence, category and rule, and tells why."""
     found = evidence(VERDICTS[verdict][name])
     suspects = [f"suspect {suspect.rank} {suspect.why}" for suspect in found.suspects]
-    assert told(found) == verdict
+    assert summarize(found) == verdict
     assert WORDS.get(name, "") in "\n".join([found.headline, found.message, *found.why, *suspects])
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM", "SIGABRT"])
-def test_a_death_that_is_noticed_late(signal: str) -> None:
+def test_a_death_recorded_after_its_victims_is_the_root_cause(signal: str) -> None:
     """An end by a signal is recorded after its victims, and is still the root cause."""
-    verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
+    verdict = evidence(
+        reported_job(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1))
+    )
     # torch's watchdog may have made an abort that left no text
     assert (verdict.ranks, verdict.confidence) == (
         (3,),
@@ -681,20 +759,33 @@ def test_a_death_that_is_noticed_late(signal: str) -> None:
     ("exception", "failure_class"),
     [
         (
-            said(("RuntimeError", "training failed"), ("RuntimeError", PEER.format(1))),
+            raised_with_cause(
+                ("RuntimeError", "training failed"), ("RuntimeError", PEER_CLOSED.format(1))
+            ),
             FailureClass.CONSEQUENCE,
         ),
         (
-            said(("RuntimeError", PEER.format(1)), ("ValueError", "bad batch"), "context"),
-            FailureClass.OWN_FAULT,
-        ),
-        (said(("RuntimeError", "training failed"), ("RuntimeError", WAITED)), FailureClass.UNCLEAR),
-        (
-            said(("RuntimeError", PEER.format(1)), ("RuntimeError", ECC), "context"),
+            raised_with_cause(
+                ("RuntimeError", PEER_CLOSED.format(1)), ("ValueError", "bad batch"), "context"
+            ),
             FailureClass.OWN_FAULT,
         ),
         (
-            said(("c10::DistBackendError", ECC), ("RuntimeError", PEER.format(1)), "context"),
+            raised_with_cause(
+                ("RuntimeError", "training failed"), ("RuntimeError", WAIT_TIMED_OUT)
+            ),
+            FailureClass.UNCLEAR,
+        ),
+        (
+            raised_with_cause(
+                ("RuntimeError", PEER_CLOSED.format(1)), ("RuntimeError", ECC), "context"
+            ),
+            FailureClass.OWN_FAULT,
+        ),
+        (
+            raised_with_cause(
+                ("c10::DistBackendError", ECC), ("RuntimeError", PEER_CLOSED.format(1)), "context"
+            ),
             FailureClass.OWN_FAULT,
         ),
         (
@@ -704,32 +795,40 @@ def test_a_death_that_is_noticed_late(signal: str) -> None:
         (model.ExceptionInfo("train.ShardNotReady", "at 7 on rank 3"), FailureClass.OWN_FAULT),
     ],
 )
-def test_the_class_of_an_exception(
+def test_the_first_exception_of_a_chain_decides_its_class(
     exception: model.ExceptionInfo, failure_class: FailureClass
 ) -> None:
     """What came first in a chain counts, local evidence wherever it stands,
     and a class may have any name.
     """
-    (judged,) = classify_failures(done(replace(own(3), exception=exception)))
+    (judged,) = classify_failures(reported_job(replace(own_fault(3), exception=exception)))
     assert judged.failure_class is failure_class
 
 
 @pytest.mark.parametrize(
     ("failures", "sentence", "sources"),
     [
-        ([*waiting(0, 1, 2), HUNG], "no rank raised its own error", "0123"),
+        ([*timed_out_in_collective(0, 1, 2), HUNG], "no rank raised its own error", "0123"),
         (
-            [stopped(0), replace(stopped(1), **TOLD), replace(stopped(2), **TOLD)],
+            [
+                stopped(0),
+                replace(stopped(1), **STOPPED_BECAUSE_OF_RANK_3),
+                replace(stopped(2), **STOPPED_BECAUSE_OF_RANK_3),
+            ],
             "rank 3 on worker-1: its agent broadcast its failure",
             "12",
         ),
         (
-            [replace(stopped(2), **TO_GO), replace(stopped(3), **TO_GO), victim(0)],
+            [
+                replace(stopped(2), **TERMINATED_FROM_OUTSIDE),
+                replace(stopped(3), **TERMINATED_FROM_OUTSIDE),
+                victim(0),
+            ],
             "worker-1: 2 of its workers were stopped",
             "23",
         ),
         (
-            [waited(rank, 6000 + rank, **count(7)) for rank in range(4)],
+            [timed_out_waiting(rank, 6000 + rank, **collectives_called(7)) for rank in range(4)],
             "no rank shows its own fault, and no single rank stands out",
             "0123",
         ),
@@ -737,7 +836,7 @@ def test_the_class_of_an_exception(
     ],
     ids=["a hang", "broadcast", "terminated", "none stands out", "by elimination"],
 )
-def test_the_documents_of_an_inferred_root(
+def test_an_inferred_root_refers_to_the_documents_of_its_evidence(
     failures: list[model.WorkerError], sentence: str, sources: str
 ) -> None:
     """The root cause left no document; the sentence refers to the ranks' documents
@@ -746,13 +845,13 @@ def test_the_documents_of_an_inferred_root(
     documented = [
         replace(failure, documents=(model.DocumentRef(f"{failure.rank}"),)) for failure in failures
     ]
-    verdict = evidence(done(*documented, roster=(JOINED,)))
+    verdict = evidence(reported_job(*documented, roster=(JOINED,)))
     assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [
         {*sources}
     ]
 
 
-def test_lost_documents_of_victims() -> None:
+def test_lost_documents_of_victims_are_known_by_their_names() -> None:
     """Of several documents that were lost, the names of some say that they told
     what other victims tell.
     """
@@ -770,12 +869,12 @@ def test_lost_documents_of_victims() -> None:
         ranks=(4, 5),
         receipts=receipts,
     )
-    job = done(
+    job = reported_job(
         *heard,
         died(3, "SIGTERM", -15, sent_signals=(model.SentSignal("SIGTERM", "rank 5 failed"),)),
     )
     assert (
-        told(evidence(replace(job, roster=(*job.roster, third))))
+        summarize(evidence(replace(job, roster=(*job.roster, third))))
         == "rank 5 medium: unknown, lost-document"
     )
 
@@ -784,25 +883,39 @@ def test_lost_documents_of_victims() -> None:
     ("failures", "verdict", "suspects"),
     [
         (
-            (received(1), passed(0, 4), passed(2, 40), passed(3, 4)),
+            (
+                aborted_by_gloo(1),
+                lost_peer_in_collective(0, 4),
+                lost_peer_in_collective(2, 40),
+                lost_peer_in_collective(3, 4),
+            ),
             "rank 2 medium: collective, mismatch",
             [],
         ),
         (
-            (received(1), passed(0, 4), passed(2, 4), passed(3, 4)),
+            (
+                aborted_by_gloo(1),
+                lost_peer_in_collective(0, 4),
+                lost_peer_in_collective(2, 4),
+                lost_peer_in_collective(3, 4),
+            ),
             "rank 1 medium: collective, mismatch",
             [],
         ),
-        ((received(1), passed(0, 4)), "rank 1 low: user_code, mismatch-of-two", [0]),
+        (
+            (aborted_by_gloo(1), lost_peer_in_collective(0, 4)),
+            "rank 1 low: user_code, mismatch-of-two",
+            [0],
+        ),
     ],
     ids=["another rank differs", "the receiver differs", "two ranks"],
 )
-def test_another_size_at_one_rank(
+def test_the_rank_whose_size_differs_from_most_is_named(
     failures: tuple[model.WorkerError, ...], verdict: str, suspects: list[int]
 ) -> None:
     """The rank that differs from most is named, be it the one that aborted or not; of two ranks,
     both are.
     """
     caused = (replace(item, caused_by=model.CausedBy(1, "worker-0", "")) for item in failures[1:])
-    found = evidence(done(failures[0], *caused, nodes=len(failures) // 2))
-    assert (told(found), [suspect.rank for suspect in found.suspects]) == (verdict, suspects)
+    found = evidence(reported_job(failures[0], *caused, nodes=len(failures) // 2))
+    assert (summarize(found), [suspect.rank for suspect in found.suspects]) == (verdict, suspects)

@@ -75,7 +75,9 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("pattern", "example", "groups"), _EXAMPLES)
-def test_examples(pattern: LazyPattern, example: str, groups: dict[str, str]) -> None:
+def test_each_pattern_finds_its_example(
+    pattern: LazyPattern, example: str, groups: dict[str, str]
+) -> None:
     """Each pattern finds its example, with these groups."""
     found = pattern.search(example)
     assert found is not None
@@ -121,6 +123,8 @@ _RE2_EXAMPLES: list[tuple[Pattern, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("pattern", "example", "groups"), _RE2_EXAMPLES)
-def test_examples_of_re2(pattern: Pattern, example: str, groups: dict[str, str]) -> None:
+def test_each_re2_pattern_finds_its_example(
+    pattern: Pattern, example: str, groups: dict[str, str]
+) -> None:
     """Each expression of RE2 finds its example, with these groups."""
     assert pattern.search(example) == groups

@@ -153,7 +153,9 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("pattern", "example", "groups"), _EXAMPLES)
-def test_examples(pattern: LazyPattern, example: str, groups: dict[str, str]) -> None:
+def test_each_pattern_finds_its_example(
+    pattern: LazyPattern, example: str, groups: dict[str, str]
+) -> None:
     """Each pattern finds its example, with these groups."""
     found = pattern.search(example)
     assert found is not None

@@ -62,7 +62,7 @@ def _raised(message: str = "boom", frames: tuple[FrameInfo, ...] = _FRAMES) -> s
         ),
     ],
 )
-def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
+def test_fingerprints_ignore_numbers_addresses_paths_and_blanks(one: str, other: str) -> None:
     """The same fault with other numbers, addresses,
     paths or white space has the same fingerprint.
     """
@@ -118,7 +118,7 @@ _ELSEWHERE = {
 }
 
 
-def test_what_does_not_count() -> None:
+def test_fingerprints_ignore_rank_node_attempt_and_time() -> None:
     """The same exception on another rank, node, attempt or moment has the same fingerprint."""
     for name, value in (*_ELSEWHERE.items(), ("rank", 7), ("log_tail", "lines")):
         assert compute_fingerprint(make_error(**{name: value})) == compute_fingerprint(
@@ -131,7 +131,7 @@ def test_what_does_not_count() -> None:
     assert _raised(frames=(FrameInfo("launcher.py", 1, "main"), *moved)) == _raised(frames=_FRAMES)
 
 
-def test_the_form_is_stable() -> None:
+def test_a_fingerprint_is_its_version_and_twelve_hex_digits() -> None:
     """A fingerprint is the version and twelve hex digits; it never changes,
     as attempts of releases are compared.
     """
@@ -197,7 +197,7 @@ def _recorded_alone(error: BaseException) -> ExceptionInfo:
     return ExceptionInfo(type(error).__name__, str(error), frames=frames, notes=notes)
 
 
-def test_what_python_does_not_print_so() -> None:
+def test_cut_stacks_and_group_members_show_their_numbers() -> None:
     """A cut stack says in the middle how many frames are missing;
     members of a group are shown with their numbers.
     """
@@ -232,7 +232,9 @@ _PACKAGES = "/usr/lib/python3.11/site-packages"
         ("We could not load the files", "We could not load the files"),
     ],
 )
-def test_a_library_that_hides_the_cause(text: str, first: str) -> None:
+def test_a_library_wrapper_that_fits_any_error_is_replaced_by_its_cause(
+    text: str, first: str
+) -> None:
     """The cause of a library's wrapper that fits any error is the first cause;
     else the wrapper tells more.
     """
@@ -265,7 +267,7 @@ def test_a_library_that_hides_the_cause(text: str, first: str) -> None:
         ("<frozen importlib._bootstrap>", "Python"),
     ],
 )
-def test_whose_frame_it_is(file: str, library: str) -> None:
+def test_a_frame_is_the_programs_own_outside_of_libraries(file: str, library: str) -> None:
     """A frame is the program's own unless its file is an installed package's, Python's or ours.
 
     Packages that are no frameworks count where nothing else is its own: a program may be installed.
@@ -304,7 +306,7 @@ def test_frames_of_one_library_stand_together() -> None:
     ]
 
 
-def test_own_frames_of_a_cause() -> None:
+def test_own_frames_are_those_of_the_nearest_cause_with_any() -> None:
     """Without frames of the user's code, `find_own_frames` returns those of the
     nearest cause with any.
     """
@@ -358,7 +360,9 @@ def test_own_frames_of_a_cause() -> None:
         ("ValueError", "API version 3 is missing a key", "user_code"),
     ],
 )
-def test_what_a_service_or_a_reader_says(kind: str, text: str, category: str) -> None:
+def test_a_missing_key_or_bad_header_has_its_own_category(
+    kind: str, text: str, category: str
+) -> None:
     """A missing key is a lack of credentials, not a service that fails;
     a header that cannot be read a checkpoint's.
     """

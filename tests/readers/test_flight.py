@@ -22,7 +22,7 @@ from firstfault_logs import flight
 from firstfault_logs.flight import documents_of, dumps_at, is_dump
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.scenes import died, done
+from tests.readers.scenes import died, reported_job
 
 _WORLD = range(8)
 _GROUPS = [
@@ -112,7 +112,7 @@ def write(folder: Path, dumps: dict[int, Any], prefix: str = "_dump_") -> list[P
     return [path for path, _ in files]
 
 
-def judged(paths: Iterable[Path]) -> Verdict:
+def conclude_from_dumps(paths: Iterable[Path]) -> Verdict:
     """Return the verdict on dumps alone, without a retry."""
     documents, unreadable = documents_of(list(paths))
     conclusion = conclude(
@@ -140,7 +140,7 @@ def test_each_rank_numbers_its_own_groups(anchors: bool) -> None:
     assert came[0]["default_pg"].members == tuple(_WORLD)
 
 
-def test_groups_that_cannot_be_named() -> None:
+def test_a_group_of_unknown_members_is_not_compared() -> None:
     """A number whose group is not known is compared with no other rank's,
     and no rank is missing in its groups.
     """
@@ -154,7 +154,7 @@ def test_groups_that_cannot_be_named() -> None:
     assert recorded["tensor (9)"].keys() == {5}
 
 
-def test_a_name_of_two_groups() -> None:
+def test_two_groups_of_one_name_are_not_compared() -> None:
     """Ranks that create groups in different orders give one name to two groups,
     which are not compared.
     """
@@ -240,7 +240,7 @@ _DATA = {
         "none waits",
     ],
 )
-def test_who_was_behind(
+def test_all_ranks_behind_and_no_others_are_named(
     came: dict[int, dict[str, tuple[int, int]]],
     ranks: tuple[int, ...],
     words: str,
@@ -250,13 +250,13 @@ def test_who_was_behind(
     in which each rank has other numbers.
     """
     dumps = {rank: dump(rank, told, entries=told is not _BEHIND) for rank, told in came.items()}
-    verdict = judged(write(tmp_path, dumps))
+    verdict = conclude_from_dumps(write(tmp_path, dumps))
     assert verdict.ranks == ranks
     assert words in verdict.message if ranks else verdict.scope is Scope.UNDETERMINED
     assert verdict.confidence == ("medium" if ranks else "low")
 
 
-def test_live_documents_of_stuck_gpus() -> None:
+def test_an_unnamed_group_does_not_contradict_the_flight_recorders() -> None:
     """What a watchdog printed of a group that it does not name says nothing
     against the flight recorders.
     """
@@ -274,10 +274,12 @@ def test_live_documents_of_stuck_gpus() -> None:
         )
         for rank, came in _GPUS.items()
     ]
-    assert evidence(done(*failures, nodes=4)).ranks == (4, 6)
+    assert evidence(reported_job(*failures, nodes=4)).ranks == (4, 6)
 
 
-def test_guilty_ranks_are_no_victims(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_two_root_causes_in_different_groups_are_no_victims(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """Two ranks that are the root cause together may have waited in different groups."""
     write(tmp_path, {rank: dump(rank, came) for rank, came in _GPUS.items()})
     assert json.loads(run("show", "--json", str(tmp_path)).out)["victims_by_state"]["victim"] == [
@@ -291,16 +293,16 @@ def test_guilty_ranks_are_no_victims(run: Callable[..., Ran], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("lost", [[6], [4, 5, 6, 7]], ids=["one", "a node's"])
-def test_ranks_without_a_dump(lost: list[int], tmp_path: Path) -> None:
+def test_a_single_rank_without_a_dump_is_a_suspect(lost: list[int], tmp_path: Path) -> None:
     """One of 8 is a suspect. Beside a rank that is behind neither is the root cause;
     half of the job proves little.
     """
     paths = write(tmp_path, {rank: dump(rank, _WAITS) for rank in _WORLD if rank not in lost})
-    verdict = judged(paths)
+    verdict = conclude_from_dumps(paths)
     assert (verdict.ranks, verdict.confidence) == ((6,) if lost == [6] else (), "low")
     (tmp_path / "_dump_6").write_bytes(b"\x80\x02}q\x00(X\x07\x00")
     write(tmp_path, {0: dump(0, _BEHIND)})
-    verdict = judged(dumps_at(tmp_path))
+    verdict = conclude_from_dumps(dumps_at(tmp_path))
     assert verdict.ranks == (() if lost == [6] else (0,))
     assert verdict.confidence == "low"
     assert {suspect.rank for suspect in verdict.suspects} == ({0, 6} if lost == [6] else set())
@@ -334,7 +336,7 @@ class _Runs:
         "too large",
     ],
 )
-def test_a_file_that_is_no_dump(
+def test_a_file_that_is_no_dump_is_unreadable_and_never_run(
     data: bytes,
     reason: str,
     tmp_path: Path,
@@ -357,7 +359,9 @@ def test_a_file_that_is_no_dump(
 @pytest.mark.parametrize(
     "written", [pickle.dumps, lambda told: json.dumps(told).encode()], ids=["pickle", "JSON"]
 )
-def test_names_of_dumps(name: str, written: Callable[[Any], bytes], tmp_path: Path) -> None:
+def test_a_dump_may_have_any_prefix_in_any_folder(
+    name: str, written: Callable[[Any], bytes], tmp_path: Path
+) -> None:
     """A dump may have any prefix, also one that ends with a digit, in a folder of any depth."""
     path = tmp_path / "node-1" / name
     path.parent.mkdir()
@@ -374,7 +378,7 @@ def test_names_of_dumps(name: str, written: Callable[[Any], bytes], tmp_path: Pa
     assert not is_dump(tmp_path / "absent_5")
 
 
-def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
+def test_the_newest_dump_of_a_rank_counts(tmp_path: Path) -> None:
     """Of one name the newest counts; gloo's recorder, which has groups of its own,
     counts beside NCCL's.
     """
@@ -395,7 +399,7 @@ def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
     assert (counts["tensor (9)"], counts["default_pg"], counts["default_pg, gloo"]) == (8, 3, 2)
 
 
-def test_dumps_and_a_log_beside_documents(
+def test_dumps_and_logs_add_to_documents_only_what_they_lack(
     run: Callable[..., Ran], attempt: Attempt, tmp_path: Path
 ) -> None:
     """A job's own documents get the collectives of dumps; a log adds a rank without a document,

@@ -27,13 +27,13 @@ async def _attempts_below(uri: str) -> list[FoundAttempt]:
 
 
 @pytest.mark.parametrize("has_error", [False, True])
-def test_outputs_whose_names_begin_with_error(attempt: Attempt, has_error: bool) -> None:
+def test_outputs_named_error_are_no_errors(attempt: Attempt, has_error: bool) -> None:
     """Outputs beside an error are neither read as errors nor hide it, whatever is in them."""
     for name in _OUTPUTS:
         attempt.put(name, b"0.25")
     attempt.put("outputs.pb", b"")
     wanted = ("error.pb", f"error-{'0123456789abcdef' * 2}.pb") if has_error else ()
-    names = [attempt.stock(name, worker="w-1") for name in wanted]
+    names = [attempt.write_flyte_error(name, worker="w-1") for name in wanted]
     job = attempt.reader().job()
     assert [ref.name for failure in job.failures for ref in failure.documents] == sorted(names)
     assert (job.coverage.unreadable, attempt.reader().is_error()) == (0, has_error)
@@ -44,7 +44,7 @@ def test_outputs_whose_names_begin_with_error(attempt: Attempt, has_error: bool)
 @pytest.mark.parametrize(
     "name", ["outputs.pb", "my-error.pb", "error.pb.tmp", "error.txt", "Error.pb", "error/0.pb"]
 )
-def test_what_flytes_reader_does_not_match_we_do_not(attempt: Attempt, name: str) -> None:
+def test_names_that_flytes_reader_does_not_match_are_no_errors(attempt: Attempt, name: str) -> None:
     """Any other name is no error."""
-    attempt.stock(name)
+    attempt.write_flyte_error(name)
     assert not attempt.reader().is_error()

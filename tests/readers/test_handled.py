@@ -13,14 +13,14 @@ from firstfault.wire.documents import decode, encode
 from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
-    PEER,
+    PEER_CLOSED,
     STACK,
-    count,
-    done,
-    own,
+    collectives_called,
+    own_fault,
+    reported_job,
     stopped,
+    timed_out_in_collective,
     victim,
-    waiting,
 )
 
 _IN_TRAIN = model.FrameInfo("/app/train.py", 40, "main")
@@ -56,12 +56,13 @@ def _behind(
     *handled: model.HandledException, stack: str = IN_COLLECTIVE, **more: Any
 ) -> model.JobErrors:
     """Ranks 0 to 2 timed out in a collective that rank 3 didn't call."""
-    return done(
-        *waiting(0, 1, 2), stopped(3, stack, handled_exceptions=handled, **{**count(5), **more})
+    return reported_job(
+        *timed_out_in_collective(0, 1, 2),
+        stopped(3, stack, handled_exceptions=handled, **{**collectives_called(5), **more}),
     )
 
 
-def test_a_rank_behind_that_handled_an_exception() -> None:
+def test_a_handled_exception_of_a_rank_behind_is_the_root_cause() -> None:
     """The exception is the root cause, with less than high confidence,
     and the reasons say that it was handled.
     """
@@ -77,22 +78,24 @@ def test_a_rank_behind_that_handled_an_exception() -> None:
     )
 
 
-def test_a_rank_that_called_another_collective() -> None:
+def test_a_rank_that_repeats_a_step_is_out_of_step() -> None:
     """A rank that repeats a step calls another collective than its peers,
     also if it then fails by itself.
     """
     peers = [
-        own(rank, 6000, "RuntimeError", PEER.format(3), **_calls("all_reduce", "barrier"))
+        own_fault(
+            rank, 6000, "RuntimeError", PEER_CLOSED.format(3), **_calls("all_reduce", "barrier")
+        )
         for rank in (0, 1, 2)
     ]
     repeated = victim(3, handled_exceptions=(_handled(),), **_calls("all_reduce", "all_reduce"))
 
-    verdict = evidence(done(*peers, repeated))
+    verdict = evidence(reported_job(*peers, repeated))
 
     assert (verdict.rule, verdict.headline) == ("out-of-step", _HEADLINE)
 
 
-def test_two_ranks_that_called_different_collectives() -> None:
+def test_without_a_majority_the_rank_that_handled_an_exception_is_blamed() -> None:
     """Where no majority shows who is out of step, the only rank with a handled exception is,
     with low confidence.
     """
@@ -100,14 +103,26 @@ def test_two_ranks_that_called_different_collectives() -> None:
     one = _calls("all_reduce", "barrier")
     another = _calls("all_reduce", "all_reduce")
 
-    verdict = evidence(done(*waiting(0, **one), *waiting(1, **another, **handled), nodes=1))
+    verdict = evidence(
+        reported_job(
+            *timed_out_in_collective(0, **one),
+            *timed_out_in_collective(1, **another, **handled),
+            nodes=1,
+        )
+    )
 
     assert (verdict.rule, verdict.ranks, verdict.confidence) == ("out-of-step", (1,), "low")
-    both = evidence(done(*waiting(0, **one, **handled), *waiting(1, **another, **handled), nodes=1))
+    both = evidence(
+        reported_job(
+            *timed_out_in_collective(0, **one, **handled),
+            *timed_out_in_collective(1, **another, **handled),
+            nodes=1,
+        )
+    )
     assert both.rule != "out-of-step"
 
 
-def test_the_first_exception_of_a_loop_that_tries_again() -> None:
+def test_the_first_handled_exception_of_a_retry_loop_counts() -> None:
     """Of several exceptions it is the first that a running function handled,
     not what was handled elsewhere before.
     """
@@ -121,28 +136,28 @@ def test_the_first_exception_of_a_loop_that_tries_again() -> None:
     "job",
     [
         # its peers had it, too
-        done(
-            *waiting(0, 1, handled_exceptions=(_handled(),)),
-            *waiting(2),
-            stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5)),
+        reported_job(
+            *timed_out_in_collective(0, 1, handled_exceptions=(_handled(),)),
+            *timed_out_in_collective(2),
+            stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **collectives_called(5)),
         ),
         # rank 2 is in step
-        done(
-            *waiting(0, 1),
-            *waiting(2, handled_exceptions=(_handled(),)),
-            stopped(3, IN_SLEEP, **count(5)),
+        reported_job(
+            *timed_out_in_collective(0, 1),
+            *timed_out_in_collective(2, handled_exceptions=(_handled(),)),
+            stopped(3, IN_SLEEP, **collectives_called(5)),
         ),
         # long ago
         _behind(_handled(since=400), stack=IN_SLEEP),
         # about a peer
         _behind(
-            _handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER.format(1)),
+            _handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER_CLOSED.format(1)),
             stack=IN_SLEEP,
         ),
     ],
     ids=["of all ranks", "of a rank in step", "long ago", "about a peer"],
 )
-def test_a_handled_exception_that_explains_nothing(job: model.JobErrors) -> None:
+def test_a_hang_keeps_its_verdict_beside_a_handled_exception(job: model.JobErrors) -> None:
     """A hang keeps its verdict, whatever else was handled."""
     verdict = evidence(job)
     none = evidence(
@@ -153,7 +168,7 @@ def test_a_handled_exception_that_explains_nothing(job: model.JobErrors) -> None
     assert replace(verdict, root=None) == replace(none, root=None)
 
 
-def test_a_function_that_handles_its_own_missing_file() -> None:
+def test_an_exception_handled_where_raised_leaves_no_step_undone() -> None:
     """An exception that didn't leave the function that raised it, and which has returned,
     leaves no step undone.
     """
@@ -162,18 +177,24 @@ def test_a_function_that_handles_its_own_missing_file() -> None:
     assert evidence(_behind(cache, stack=IN_SLEEP)).rule == "hang"
 
 
-def test_a_fault_of_another_rank() -> None:
+def test_an_exception_that_left_its_program_outweighs_handled_ones() -> None:
     """An exception that left its program is the root cause,
     although another rank is behind and handled one.
     """
-    hung = stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5))
+    hung = stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **collectives_called(5))
 
-    verdict = evidence(done(own(1, 0, "KeyError", "step", **count(6)), *waiting(0, 2), hung))
+    verdict = evidence(
+        reported_job(
+            own_fault(1, 0, "KeyError", "step", **collectives_called(6)),
+            *timed_out_in_collective(0, 2),
+            hung,
+        )
+    )
 
     assert (verdict.rule, verdict.ranks) == ("own-fault", (1,))
 
 
-def test_an_exception_that_was_only_printed() -> None:
+def test_a_traceback_of_a_running_function_counts_as_handled() -> None:
     """Without a worker's answer, a traceback that a running function printed counts;
     one printed elsewhere doesn't.
     """
@@ -188,7 +209,7 @@ def test_an_exception_that_was_only_printed() -> None:
     assert evidence(_behind(log_tail=elsewhere)).rule == "hang"
 
 
-def test_a_document_with_handled_exceptions() -> None:
+def test_a_document_keeps_the_last_handled_exceptions() -> None:
     """A document keeps the last handled exceptions, each with its time,
     its number and the collectives since.
     """

@@ -25,16 +25,16 @@ from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
     IN_TORCHS_WAIT,
-    PEER,
+    PEER_CLOSED,
     STACK,
-    WAITED,
-    count,
+    WAIT_TIMED_OUT,
+    collectives_called,
     died,
-    done,
-    own,
+    own_fault,
+    reported_job,
     stopped,
+    timed_out_in_collective,
     victim,
-    waiting,
 )
 
 # --- where a stopped process stood, by its stack --------------------------------------------------
@@ -44,13 +44,17 @@ def test_the_same_hang_has_the_same_fingerprint() -> None:
     """By where it stood, without the line: the next attempt's verdict can be compared."""
 
     def hang(stack: str) -> str:
-        return evidence(done(*waiting(0, 1, 2), stopped(3, stack, **count(5)))).fingerprint
+        return evidence(
+            reported_job(
+                *timed_out_in_collective(0, 1, 2), stopped(3, stack, **collectives_called(5))
+            )
+        ).fingerprint
 
     assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
     assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
 
 
-def test_ranks_that_try_again_beside_one_that_hangs() -> None:
+def test_retries_after_a_timeout_do_not_stand_out() -> None:
     """Neither the counters of a rank that tries again after its timeout,
     nor a victim's dead thread, stand out.
     """
@@ -58,9 +62,16 @@ def test_ranks_that_try_again_beside_one_that_hangs() -> None:
         "metrics", None, model.ExceptionInfo("ConnectionError", "the server is away")
     )
     hangs = stopped(2, STACK.format("/app/train.py", "fault"))
-    again = stopped(0, IN_SLEEP, log_tail=f"step 4 failed: {WAITED}\n", **count(7))
+    again = stopped(
+        0, IN_SLEEP, log_tail=f"step 4 failed: {WAIT_TIMED_OUT}\n", **collectives_called(7)
+    )
     verdict = evidence(
-        done(*waiting(3, **count(9)), victim(1, thread_failures=(dead,), **count(9)), again, hangs)
+        reported_job(
+            *timed_out_in_collective(3, **collectives_called(9)),
+            victim(1, thread_failures=(dead,), **collectives_called(9)),
+            again,
+            hangs,
+        )
     )
     assert (verdict.ranks, verdict.rule, verdict.confidence) == ((2,), "hang", "medium")
 
@@ -92,13 +103,13 @@ def frames(*places: str, thread: str = "Thread 0x1") -> str:
     ],
     ids=["no frame", "waits for threads", "waits for processes", "finalisers", "exit handlers"],
 )
-def test_a_program_that_had_ended(stack: str) -> None:
+def test_a_main_thread_without_frames_had_ended(stack: str) -> None:
     """Python was about to end the process: nothing of the program is on the main thread's stack."""
     where = locate_main_thread(stopped(3, stack.replace("Thread", "Current thread")))
     assert where.exit_stage == "its program had ended"
 
 
-def test_a_rank_that_leaves_its_group() -> None:
+def test_peers_lose_a_rank_that_leaves_its_group() -> None:
     """Its peers lose it before the call has come back. A victim that handles its
     peer's error may leave, too.
     """
@@ -108,12 +119,14 @@ def test_a_rank_that_leaves_its_group() -> None:
         "/app/train.py:40 in <module>",
     )
     rank = stopped(3, frames(*leaving, thread="Current thread 0x1"))
-    job = done(*(victim(rank, world_size=4) for rank in range(3)), rank)
+    job = reported_job(*(victim(rank, world_size=4) for rank in range(3)), rank)
     headline = (
         "ended early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
     )
     assert evidence(job).headline == headline
-    handles = done(*job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER.format(1)}"))
+    handles = reported_job(
+        *job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER_CLOSED.format(1)}")
+    )
     assert evidence(handles).headline.startswith("undetermined")
 
 
@@ -137,7 +150,7 @@ IN_QUEUE = f"{PYTHON}/queue.py:171 in get"
     ],
     ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
 )
-def test_a_main_thread_that_waits_for_another(
+def test_the_position_is_that_of_the_thread_it_waits_for(
     thread: tuple[str, ...], stood: PositionKind, frame: str
 ) -> None:
     """The position is that of the one thread that runs the program's own code for it."""
@@ -147,12 +160,15 @@ def test_a_main_thread_that_waits_for_another(
     assert (where.kind, where.frame) == (stood, frame)
 
 
-def test_a_hook_in_a_backward_pass() -> None:
+def test_a_hook_waits_only_with_a_collective_outstanding() -> None:
     """A hook of the program waits there if a collective is outstanding; else it may hang."""
     backward = f"{PACKAGES}/torch/autograd/graph.py:979 in _engine_run_backward"
     text = frames("/app/train.py:95 in hook", backward, "/app/train.py:40 in main")
     assert locate_main_thread(stopped(1, text)).kind is PositionKind.ELSEWHERE
-    assert locate_main_thread(stopped(1, text, **count(5, completed=4))).kind is PositionKind.TORCH
+    assert (
+        locate_main_thread(stopped(1, text, **collectives_called(5, completed=4))).kind
+        is PositionKind.TORCH
+    )
     # everything may be installed below a folder with this package's name
     file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
     assert (
@@ -161,7 +177,7 @@ def test_a_hook_in_a_backward_pass() -> None:
     )
 
 
-def test_source_lines_of_a_stack() -> None:
+def test_own_frames_of_a_stack_get_their_source_lines() -> None:
     """The program's own frames get their source line,
     which a person sees and the position does not change.
     """
@@ -229,7 +245,9 @@ TOO_LARGE = (
         ("", []),
     ],
 )
-def test_what_a_watchdog_prints(text: str, progress: list[model.CollectiveProgress]) -> None:
+def test_watchdog_counters_are_read_for_each_torch(
+    text: str, progress: list[model.CollectiveProgress]
+) -> None:
     """The counters of each group, and the collective that is outstanding,
     are read in the words of each torch.
     """
@@ -244,12 +262,12 @@ def test_what_a_watchdog_prints(text: str, progress: list[model.CollectiveProgre
         ("Operation timed out after 600021 ms", 0),
     ],
 )
-def test_how_long_a_rank_had_waited(text: str, waited_s: float) -> None:
+def test_the_time_waited_is_read_for_both_nccl_backends(text: str, waited_s: float) -> None:
     """The time is read in the words of both NCCL backends, and not in a program's own."""
     assert get_waited_ns(make_error(2, exception=None, log_tail=text)) == waited_s * 1e9
 
 
-def test_a_group_without_a_name_is_the_only_one() -> None:
+def test_a_watchdog_without_a_group_name_means_the_only_group() -> None:
     """The words of torch 2.1 name no group: they are about the one that the job has,
     if it has one.
     """
@@ -267,7 +285,9 @@ def test_a_group_without_a_name_is_the_only_one() -> None:
     assert printed.keys() == {""}
 
 
-def came(rank: int, enqueued: int, completed: int, **more: Any) -> model.WorkerError:
+def stopped_with_counters(
+    rank: int, enqueued: int, completed: int, **more: Any
+) -> model.WorkerError:
     """A worker that its agent stopped, with the counters of its flight recorder."""
     progress = (model.CollectiveProgress("default_pg", "nccl:all_reduce", enqueued, completed),)
     return stopped(rank, **{"collectives": progress, "boot_id": "", **more})
@@ -278,17 +298,17 @@ def aborted(rank: int, printed: str, **more: Any) -> model.WorkerError:
     return died(rank, "SIGABRT", -6, log_tail=printed, boot_id="", **more)
 
 
-def test_a_recorder_and_a_log_together() -> None:
+def test_counters_and_a_log_together_name_the_rank_behind() -> None:
     """The rank that was stopped has counters, the one that aborted a log:
     together they name the one that is behind.
     """
-    verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
+    verdict = evidence(make_job(aborted(2, TORCH_2_4), stopped_with_counters(0, 30, 30)))
     assert (verdict.scope, verdict.ranks, verdict.category) == (model.Scope.RANK, (0,), "hang")
     assert "it called 30 collectives of group default_pg, its peers 34" in verdict.headline
 
 
 @pytest.mark.parametrize("outstanding", [True, False])
-def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
+def test_a_rank_that_did_not_call_the_collective_is_the_suspect(outstanding: bool) -> None:
     """Three ranks fail alike with a collective outstanding that the fourth has not called:
     it is the suspect.
     """
@@ -298,16 +318,16 @@ def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
         )
     }
     failures = [
-        own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields)
+        own_fault(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields)
         for rank in range(3)
     ]
-    verdict = evidence(make_job(*failures, came(3, 8, 8)))
+    verdict = evidence(make_job(*failures, stopped_with_counters(3, 8, 8)))
     assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
     assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
 
 
 @pytest.mark.parametrize("count", [77, 76])
-def test_several_ranks_that_diverged_together(count: int) -> None:
+def test_two_ranks_equally_behind_are_named_together(count: int) -> None:
     """Two ranks that are behind by the same are named together;
     with different counts both are suspects.
     """
@@ -320,7 +340,9 @@ def test_several_ranks_that_diverged_together(count: int) -> None:
         aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}")
         for rank in (0, 2, 3, 5, 6, 7)
     ]
-    verdict = evidence(make_job(*waiting, came(1, 77, 77), came(4, count, count)))
+    verdict = evidence(
+        make_job(*waiting, stopped_with_counters(1, 77, 77), stopped_with_counters(4, count, count))
+    )
     if count == 76:
         assert verdict.scope is model.Scope.UNDETERMINED
         assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
@@ -334,13 +356,19 @@ def test_several_ranks_that_diverged_together(count: int) -> None:
     assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}
 
 
-def test_ranks_that_ran_ahead_by_different_distances() -> None:
+def test_ranks_that_called_the_stuck_collective_wait() -> None:
     """Under NCCL a call only enqueues: who has called the stuck collective waits,
     however few it called since.
     """
-    first = aborted(0, TORCH_2_4, collectives=came(0, 14, 8).collectives)
+    first = aborted(0, TORCH_2_4, collectives=stopped_with_counters(0, 14, 8).collectives)
     verdict = evidence(
-        make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8))
+        make_job(
+            first,
+            stopped_with_counters(1, 12, 8),
+            stopped_with_counters(2, 12, 8),
+            stopped_with_counters(3, 8, 8),
+            stopped_with_counters(4, 11, 8),
+        )
     )
     assert verdict.ranks == (3,)
     assert verdict.headline.endswith("it called 8 collectives of group default_pg, its peers 14")
@@ -386,7 +414,7 @@ def _killed(
     return _rank(rank, stack, timestamp_ns=at, **{**ended, **fields})
 
 
-def test_a_deadline_after_the_end_of_a_function() -> None:
+def test_a_rank_killed_after_its_return_has_no_line() -> None:
     """A rank that had returned was killed at no line, and the headline has the reason instead."""
     verdict = evidence(make_job(_killed(1, IN_TORCHS_WAIT)))
     assert verdict.headline.endswith(': "train step" exceeded 30 s: its function had returned')
@@ -415,7 +443,7 @@ def _stopped(rank: int, stack: str, **fields: Any) -> model.WorkerError:
     ],
     ids=["a block", "a loop", "a frozen process gives no stack"],
 )
-def test_a_rank_that_hung_outside_of_a_collective(
+def test_a_hang_outside_of_a_collective_is_the_root_cause(
     strategy: str,
     stack: str,
     heartbeat: bool,
@@ -435,7 +463,7 @@ def test_a_rank_that_hung_outside_of_a_collective(
 
 
 @pytest.mark.parametrize(("stack", "waits"), [(_COLLECTIVE, ()), (_GPU, _WAITS)])
-def test_a_rank_that_waited_for_another(
+def test_a_deadline_in_a_collective_blames_the_rank_elsewhere(
     stack: str, waits: tuple[model.CollectiveProgress, ...]
 ) -> None:
     """A deadline that ends a wait in a collective accuses the rank that was elsewhere,
@@ -451,7 +479,7 @@ def test_a_rank_that_waited_for_another(
         assert (verdict.ranks, verdict.category) == ((1,), "hang")
 
 
-def test_all_ranks_waited_in_one_collective() -> None:
+def test_no_rank_stands_out_if_all_waited_in_one_collective() -> None:
     """Then no rank stands out, and the headline has the deadline and
     the rank that missed it.
     """
@@ -461,7 +489,7 @@ def test_all_ranks_waited_in_one_collective() -> None:
     assert verdict.headline == text
 
 
-def test_ranks_waited_in_different_collectives() -> None:
+def test_waits_in_different_collectives_blame_no_rank() -> None:
     """Then the headline has each rank's call, and blames none."""
 
     def called(operation: str) -> tuple[model.CollectiveProgress, ...]:
@@ -484,7 +512,7 @@ def test_ranks_waited_in_different_collectives() -> None:
     assert ", rank 1 in broadcast at " in verdict.headline
 
 
-def test_a_report_has_the_deadline() -> None:
+def test_a_report_has_the_deadlines_scope_seconds_and_place() -> None:
     """The report's facts and its JSON name scope, seconds and where the block began;
     the signal is the agent's.
     """
@@ -513,16 +541,16 @@ IN_LOADER = """Thread 0x1 (most recent call first):
 """
 
 
-def test_a_rank_that_waits_for_its_loader() -> None:
+def test_a_hang_in_a_data_loader_says_what_the_rank_waited_for() -> None:
     """The verdict on a hang tells that the rank itself waited, for a process of its own."""
-    verdict = evidence(done(*waiting(0, 1, 2), stopped(3, IN_LOADER)))
+    verdict = evidence(reported_job(*timed_out_in_collective(0, 1, 2), stopped(3, IN_LOADER)))
     assert verdict.headline.startswith(
         "hang, rank 3 on worker-1: it waited for a process of its data loader at train.py:7 in"
         " <module> while "
     )
 
 
-def test_a_program_that_ended_and_left_no_document() -> None:
+def test_a_process_stopped_while_python_ended_is_told_by_its_output() -> None:
     """The process was stopped while Python ended; what it had printed tells why,
     if it tells of a fault of its own.
     """
@@ -534,5 +562,7 @@ def test_a_program_that_ended_and_left_no_document() -> None:
         'Traceback (most recent call last):\n  File "/app/train.py", line 24, in main\nOSError: no'
         " file left\n"
     )
-    verdict = evidence(done(victim(0), victim(1), victim(2), stopped(3, ends, log_tail=trace)))
+    verdict = evidence(
+        reported_job(victim(0), victim(1), victim(2), stopped(3, ends, log_tail=trace))
+    )
     assert verdict.headline.startswith("OSError, rank 3 on worker-1: no file left")

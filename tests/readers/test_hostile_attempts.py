@@ -128,7 +128,7 @@ def test_an_attempt_with_a_document_cut_at_any_byte_has_failed(with_roster: bool
     "seconds", [-62_135_596_800, -1, 0, 1, _YEAR_9999, _YEAR_9999 + 1, -(2**63), 2**63 - 1]
 )
 @pytest.mark.parametrize("nanos", [0, -1, 2**31 - 1])
-def test_times_of_any_year(seconds: int, nanos: int) -> None:
+def test_times_of_any_year_are_drawn(seconds: int, nanos: int) -> None:
     """The years 1 and 9999, and times that no calendar has, are drawn;
     times of a calendar are kept.
     """
@@ -151,7 +151,7 @@ def test_times_of_any_year(seconds: int, nanos: int) -> None:
     ],
     ids=["counts", "work", "stack", "amounts"],
 )
-def test_a_number_of_thousands_of_digits(text: str) -> None:
+def test_a_number_of_thousands_of_digits_is_ignored(text: str) -> None:
     """It has more digits than Python takes for a number, so it is none:
     the attempt is judged and drawn.
     """
@@ -166,7 +166,7 @@ def test_a_number_of_thousands_of_digits(text: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["f", "f{}"])
-def test_ten_thousand_frames(function: str) -> None:
+def test_ten_thousand_frames_are_drawn_in_every_form(function: str) -> None:
     """A document with 10,000 frames, and one with 10,000 equal frames of a recursion,
     are drawn in every form.
     """
@@ -316,7 +316,7 @@ def test_time_is_linear_in_faults(text: str) -> None:
     "message",
     ["boom", "CUDA error: an illegal memory access was encountered", "No space left on device"],
 )
-def test_a_failure_that_its_agent_did_not_list(message: str) -> None:
+def test_a_failure_its_agent_did_not_list_has_medium_confidence_at_most(message: str) -> None:
     """A worker that writes a document for another pod's rank blames it with medium confidence
     at most, and it shows.
     """

@@ -43,7 +43,7 @@ from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.readers.conftest import Attempt
 from tests.reports.every_field import KINDS_OF_ROOT, filled
-from tests.seals import DECISION, RECORD, VERDICT, sealed
+from tests.seals import DECISION, RECORD, VERDICT, encode_sealed_verdict
 
 _MISSING = object()
 _TEXTS = (
@@ -123,10 +123,10 @@ _SEALED = json_schemas.to_json(VERDICT, DECISION)
 
 
 def _seal(text: str, **changes: Any) -> bytes:
-    return sealed(VERDICT, DECISION, json=text, **changes)
+    return encode_sealed_verdict(VERDICT, DECISION, json=text, **changes)
 
 
-def test_every_field_of_a_seal(attempt: Attempt) -> None:
+def test_a_seal_with_any_value_is_drawn_or_ignored(attempt: Attempt) -> None:
     """A seal with any value in any field is drawn if it is valid, else ignored."""
     drawn = set()
     for text in _changes(_SEALED):
@@ -139,7 +139,7 @@ def test_every_field_of_a_seal(attempt: Attempt) -> None:
     assert len(drawn) > 80
 
 
-def test_a_seal_has_the_types_of_the_schema() -> None:
+def test_a_changed_seal_is_written_again_as_it_was_read() -> None:
     """What is read of a changed seal is written again as it was:
     nothing in it was taken for something else.
     """
@@ -178,7 +178,9 @@ def test_a_seal_has_the_types_of_the_schema() -> None:
     ],
     ids=["ranks", "why", "suspects", "victims", "notes"],
 )
-def test_a_seal_has_no_endless_lists(changes: Callable[[int], dict[str, Any]], limit: int) -> None:
+def test_a_seal_with_endless_lists_is_invalid(
+    changes: Callable[[int], dict[str, Any]], limit: int
+) -> None:
     """A seal with more of anything than a job can have is not valid:
     to print it would take minutes.
     """
@@ -207,7 +209,7 @@ def test_an_invalid_seal_does_not_overrule_documents(
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_seal_on_documents_that_never_were(
+def test_a_seal_of_more_documents_counts_only_if_some_may_be_missing(
     is_whole: bool, attempt: Attempt, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A seal that claims more documents than there are is shown only if some may be missing;
@@ -231,7 +233,7 @@ def test_a_seal_on_documents_that_never_were(
     assert find_judgment(found).verdict.headline == VERDICT.headline
 
 
-def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
+def test_a_valid_seal_counts_before_an_invalid_one(attempt: Attempt) -> None:
     """Without documents, the seal that can be read is taken,
     also if another says that it rests on more.
     """
@@ -243,7 +245,7 @@ def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
 # --- records of restarts --------------------------------------------------------------------------
 
 
-def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
+def test_a_restart_record_with_any_value_is_drawn_or_left_out(attempt: Attempt) -> None:
     """A record with any value in any field is drawn if it is valid, else left out;
     the failure stays.
     """
@@ -282,7 +284,7 @@ def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
     ],
     ids=str,
 )
-def test_a_bundle_with_a_hostile_index(index: Any) -> None:
+def test_a_bundle_with_a_hostile_index_is_useless_and_costs_no_memory(index: Any) -> None:
     """Sizes that do not follow each other through the content make a bundle useless,
     and cost no memory.
     """
@@ -290,7 +292,9 @@ def test_a_bundle_with_a_hostile_index(index: Any) -> None:
         unpack(zlib.compress(json.dumps(index).encode() + b"\ndata"))
 
 
-def test_of_many_bundles_some_are_tried(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_of_many_damaged_bundles_are_tried(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Damaged bundles do not make a reader download them all."""
     attempt.write(*(make_error(rank) for rank in range(9)))
     for number in range(20):
@@ -377,7 +381,9 @@ def _changed_fields(root: Message, message: Message) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside others"])
 @pytest.mark.parametrize("failure", [_RAISED, _KILLED], ids=["raised", "killed"])
-def test_every_field_of_a_document(failure: Any, beside: bool, attempt: Attempt) -> None:
+def test_a_document_with_any_value_is_drawn_and_the_attempt_failed(
+    failure: Any, beside: bool, attempt: Attempt
+) -> None:
     """A document with any value in any field is drawn, and the attempt stays failed."""
     if beside:
         other = replace(_PLACE, rank=0, node="w-0", group_rank=0)
@@ -395,7 +401,7 @@ def test_every_field_of_a_document(failure: Any, beside: bool, attempt: Attempt)
 
 
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.JOINED])
-def test_every_field_of_a_roster_entry(phase: Phase, attempt: Attempt) -> None:
+def test_a_roster_entry_with_any_value_hides_no_failure(phase: Phase, attempt: Attempt) -> None:
     """A roster entry with any value in any field is drawn,
     and cannot turn a failure into one of an earlier round.
     """
@@ -407,7 +413,7 @@ def test_every_field_of_a_roster_entry(phase: Phase, attempt: Attempt) -> None:
         _drawn(attempt)
 
 
-def test_a_roster_entry_that_contradicts_its_name(attempt: Attempt) -> None:
+def test_a_roster_entrys_name_outweighs_its_content(attempt: Attempt) -> None:
     """Its name counts, and a note says that the entry was not used."""
     attempt.write(_RAISED)
     later = replace(_ENTRY, place=replace(_ENTRY.place, round=99))
@@ -421,7 +427,7 @@ def test_a_roster_entry_that_contradicts_its_name(attempt: Attempt) -> None:
 # --- how much is read -----------------------------------------------------------------------------
 
 
-def test_documents_beyond_a_readers_room_are_not_opened(
+def test_documents_beyond_the_limit_are_counted_as_not_read(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader opens so many documents and bytes of an attempt;
@@ -440,7 +446,7 @@ def test_documents_beyond_a_readers_room_are_not_opened(
     assert job.coverage.unreadable == 13 - len(job.failures)
 
 
-def test_roster_entries_beyond_a_readers_room_are_not_opened(
+def test_roster_entries_beyond_the_limit_count_by_their_names(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Roster entries count too; what their names say is used."""
@@ -456,7 +462,7 @@ def test_roster_entries_beyond_a_readers_room_are_not_opened(
     assert {entry.place.group_rank for entry in job.roster} == set(range(20))
 
 
-def test_an_object_that_grew_after_it_was_listed() -> None:
+def test_an_object_that_grew_beyond_the_limit_is_refused() -> None:
     """A document and an entry beyond the limit are refused, although the listing said less."""
     large = encode(make_error(0)) + bytes(MAX_DOCUMENT_BYTES)
     for read in (

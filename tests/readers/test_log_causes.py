@@ -31,7 +31,9 @@ def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[str], dict[str, A
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_the_cause_in_a_log(show: Callable[[str], dict[str, Any]], name: str) -> None:
+def test_the_verdict_has_the_cause_that_the_log_proves(
+    show: Callable[[str], dict[str, Any]], name: str
+) -> None:
     """The headline has the cause, and the verdict the ranks and the
     category that the log proves.
     """

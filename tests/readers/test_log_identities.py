@@ -57,7 +57,9 @@ def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[str], dict[str, A
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_whom_a_log_is_about(show: Callable[[str], dict[str, Any]], name: str) -> None:
+def test_the_headline_names_who_waited_or_failed(
+    show: Callable[[str], dict[str, Any]], name: str
+) -> None:
     """The headline tells who waited or failed;
     one failure that is printed several times has no victims.
     """
@@ -88,12 +90,16 @@ def test_whom_a_log_is_about(show: Callable[[str], dict[str, Any]], name: str) -
         "an executor that was taken away",
     ],
 )
-def test_no_failure_of_this_job(show: Callable[[str], dict[str, Any]], log: str) -> None:
+def test_a_line_about_another_job_is_no_failure(
+    show: Callable[[str], dict[str, Any]], log: str
+) -> None:
     """A line about another job, or about what was made good, is no failure."""
     assert not show(log).get("verdict")
 
 
-def test_a_local_rank_without_a_node(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_place_is_only_the_local_rank_without_a_node(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """The place is as much as the log names: the local rank."""
     log = tmp_path / "job.txt"
     report = (

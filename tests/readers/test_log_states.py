@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import LOST, RAISED, of
+from tests.readers.test_log_verdicts import LOST, RAISED, add_prefix
 
 Read: TypeAlias = Callable[[dict[str, list[str]]], dict[str, Any]]
 _IMAGE = (
@@ -40,19 +40,21 @@ def read(run: Callable[..., Ran], tmp_path: Path) -> Read:
 def test_silent_ranks_are_no_victims(read: Read, raised: tuple[str, ...]) -> None:
     """A rank without a line about its end has no report, if another one reports its own fault."""
     names = [f"[rank{rank}]: ready, rank={rank} world_size=4" for rank in (0, 2)]
-    found = read({"job.log": [*names, *of("[rank2]: ", raised), *of("[rank0]: ", LOST)]})
+    found = read(
+        {"job.log": [*names, *add_prefix("[rank2]: ", raised), *add_prefix("[rank0]: ", LOST)]}
+    )
     assert found["verdict"]["ranks"] == [2]
     assert "Silent" not in found["printed"]
     assert "no report   ranks 1, 3" in found["printed"]
     assert "Victims  1 lost a peer" in found["printed"]
 
 
-def test_pods_with_one_file_each(read: Read) -> None:
+def test_a_pod_is_named_by_its_file(read: Read) -> None:
     """A pod has the name of its file, if the number in it is another pod's, too."""
     names = {"job-master-0.log": 0, "job-worker-0.log": 1, "job-worker-1.log": 2}
     texts = {1: RAISED, 0: LOST, 2: LOST}
     files = {
-        name: [f"starting, RANK={rank} WORLD_SIZE=3", *of(f"[rank{rank}]: ", texts[rank])]
+        name: [f"starting, RANK={rank} WORLD_SIZE=3", *add_prefix(f"[rank{rank}]: ", texts[rank])]
         for name, rank in names.items()
     }
     found = read(files)
@@ -60,17 +62,18 @@ def test_pods_with_one_file_each(read: Read) -> None:
     assert found["verdict"]["victims"]["count"] == 2
 
 
-def test_nodes_with_one_file_each(read: Read) -> None:
+def test_a_file_of_a_node_names_and_counts_the_node(read: Read) -> None:
     """A file of a node names the node, not a task, and files of nodes are counted."""
     files = {
-        f"node{node}.log": of(f"[rank{node}]: ", LOST if node else RAISED) for node in range(2)
+        f"node{node}.log": add_prefix(f"[rank{node}]: ", LOST if node else RAISED)
+        for node in range(2)
     }
     found = read(files)
     assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([0], "node0")
     assert "2 nodes" in found["printed"]
 
 
-def test_ranks_of_a_lost_node(read: Read) -> None:
+def test_the_end_of_ranks_on_a_lost_node_is_unknown(read: Read) -> None:
     """A launcher stopped the tasks that it lists; of those on the lost node the end isn't known.
     The time is.
     """
@@ -97,7 +100,9 @@ def test_ranks_of_a_lost_node(read: Read) -> None:
     assert "no report   ranks 4-5" in found["printed"]
 
 
-def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_documentation_and_code_are_no_logs_of_a_failed_job(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """Pages about errors, a manual, code and a configuration in a folder
     aren't logs of a failed job.
     """
@@ -122,7 +127,7 @@ def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> Non
     assert "rank 3" in run("show", str(tmp_path)).out
 
 
-def test_a_default_is_no_size(read: Read) -> None:
+def test_a_default_of_a_program_is_no_job_size(read: Read) -> None:
     """The number of ranks among a program's options may be that of nodes, and 1 is its default."""
     options = "Namespace(epochs=90, lr=0.1, multiprocessing_distributed=True, world_size={})"
     killed = "run.sh: line 12: 2231 Killed                  python main.py"
@@ -133,7 +138,9 @@ def test_a_default_is_no_size(read: Read) -> None:
     assert read({"job.out": [options.format(16), *steps, killed]})["job"]["ranks"] == 16
 
 
-def test_a_log_in_place_of_a_command(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_files_name_suggests_the_command_that_reads_it(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """The name of a file suggests the command that reads it."""
     log = tmp_path / "job.log"
     log.write_text("step 1\n", encoding="utf-8")
@@ -141,10 +148,12 @@ def test_a_log_in_place_of_a_command(run: Callable[..., Ran], tmp_path: Path) ->
     assert (ran.code, f"did you mean 'firstfault show {log}'?" in ran.err) == (EXIT.USAGE, True)
 
 
-def test_torch_stamps_without_a_year(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_brief_keeps_times_without_a_year(run: Callable[..., Ran], tmp_path: Path) -> None:
     """A brief doesn't deny times that have no year."""
     log = tmp_path / "job.log"
     stamp = "W0506 07:08:09.812000 139834 torch/distributed/run.py:803] "
-    log.write_text("\n".join([f"{stamp}starting", *of("[rank1]: ", RAISED)]), encoding="utf-8")
+    log.write_text(
+        "\n".join([f"{stamp}starting", *add_prefix("[rank1]: ", RAISED)]), encoding="utf-8"
+    )
     out = run("show", "--brief", str(log)).out
     assert ("has a time" in out, "the times in job.log have none" in out) == (False, True)

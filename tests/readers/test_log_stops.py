@@ -49,7 +49,9 @@ def shown(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], 
     return show
 
 
-def test_a_launcher_without_a_signal(shown: Callable[[Sequence[str]], str]) -> None:
+def test_a_launchers_line_without_a_signal_gives_none(
+    shown: Callable[[Sequence[str]], str],
+) -> None:
     """The line of a launcher that ended the rest of its job is cited; it has no signal."""
     report = shown([*STEPS, ABORTED, CRASH])
     assert "stopped ranks 0-1 by their launcher" in report
@@ -57,7 +59,9 @@ def test_a_launcher_without_a_signal(shown: Callable[[Sequence[str]], str]) -> N
     assert f"[job.out:{len(STEPS) + 1}]" in report
 
 
-def test_a_victim_of_horovod(shown: Callable[[Sequence[str]], str]) -> None:
+def test_a_rank_of_horovod_that_lost_a_peer_is_a_victim(
+    shown: Callable[[Sequence[str]], str],
+) -> None:
     """A rank that reports a lost peer at a level of one letter is a victim, not stopped."""
     lost = (
         "[1,0]<stderr>:[2031-03-07 07:00:12.331: E /h/operations.cc:697] [0]: background loop"
@@ -68,20 +72,20 @@ def test_a_victim_of_horovod(shown: Callable[[Sequence[str]], str]) -> None:
     assert "stopped rank 1 by its launcher" in report
 
 
-def test_an_interrupt(shown: Callable[[Sequence[str]], str]) -> None:
+def test_ctrl_c_is_a_stop_by_sigint(shown: Callable[[Sequence[str]], str]) -> None:
     """After Ctrl-C, torch's agent sends SIGINT."""
     report = shown(["step 1", "step 2", *INTERRUPTED])
     assert "stopped ranks 0-1 SIGINT from their launcher" in report
 
 
-def test_a_task_of_a_lost_node(shown: Callable[[Sequence[str]], str]) -> None:
+def test_no_launcher_stops_a_process_on_a_lost_node(shown: Callable[[Sequence[str]], str]) -> None:
     """No launcher can end a process on a lost node."""
     report = shown(LOST)
     assert "stopped rank 0 SIGTERM from its launcher" in report
     assert "no report rank 1 its node was lost" in report
 
 
-def test_lines_of_a_merged_log(shown: Callable[[Sequence[str]], str]) -> None:
+def test_a_merged_log_does_not_show_what_stderr_was(shown: Callable[[Sequence[str]], str]) -> None:
     """A log of all outputs doesn't show what was written to stderr."""
     refused = ["0: usage: go.py [-h]", "0: go.py: error: unrecognized arguments: --lr"]
     report = shown(

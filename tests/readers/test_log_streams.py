@@ -17,9 +17,9 @@ import pytest
 
 from firstfault.cli import EXIT
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import RAISED, STEPS, of
+from tests.readers.test_log_verdicts import RAISED, STEPS, add_prefix
 
-LOG = "\n".join([*STEPS, *of("[rank3]: ", RAISED), ""]).encode()
+LOG = "\n".join([*STEPS, *add_prefix("[rank3]: ", RAISED), ""]).encode()
 _FORMS = (
     gzip.compress(LOG),
     bz2.compress(LOG),
@@ -35,7 +35,9 @@ def _show(data: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.parametrize("data", _FORMS, ids=["gz", "bz2", "xz", "utf-16", "plain"])
-def test_a_log_on_stdin(data: bytes, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_stream_is_decompressed_and_decoded_like_a_file(
+    data: bytes, run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """A stream is decompressed and decoded as a file is, also for a brief, which reads it twice."""
     ran = _show(data)
     assert (ran.returncode, b"rank 3" in ran.stdout) == (EXIT.ROOT_CAUSE, True)
@@ -44,7 +46,7 @@ def test_a_log_on_stdin(data: bytes, run: Callable[..., Ran], tmp_path: Path) ->
     assert "rank 3" in run("show", str(tmp_path / "job.log")).out
 
 
-def test_no_log_on_stdin() -> None:
+def test_an_archive_or_binary_on_stdin_is_refused_like_a_file() -> None:
     """An archive and a binary get the messages that files get."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -61,7 +63,9 @@ def test_no_log_on_stdin() -> None:
         assert message in ran.stderr
 
 
-def test_outcomes(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_json_distinguishes_success_unknown_failure_and_missing_file(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """The JSON distinguishes a success, an end that isn't known, a failure and a missing file."""
     (tmp_path / "empty").mkdir()
     for name, lines in (

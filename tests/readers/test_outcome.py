@@ -14,20 +14,20 @@ from firstfault.model import Outcome, Phase
 from firstfault.testing import make_job, make_presence
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.scenes import died, own, stopped
-from tests.seals import sealed
+from tests.readers.scenes import died, own_fault, stopped
+from tests.seals import encode_sealed_verdict
 
 Run = Callable[..., Ran]
 
 FINISHED = make_presence(Phase.FAILED, ranks=(0, 1), finished_ranks=(0, 1))
 ABORTED = died(1, "SIGABRT", -6, world_size=2)
-INTERRUPTED = own(0, exception="KeyboardInterrupt", message="", category="interrupted")
+INTERRUPTED = own_fault(0, exception="KeyboardInterrupt", message="", category="interrupted")
 
 
 @pytest.mark.parametrize(
     ("failures", "roster", "outcome", "code", "title"),
     [
-        ((own(0),), (), Outcome.FAILED, EXIT.ROOT_CAUSE, "# Failed: "),
+        ((own_fault(0),), (), Outcome.FAILED, EXIT.ROOT_CAUSE, "# Failed: "),
         ((INTERRUPTED,), (), Outcome.INTERRUPTED, EXIT.ROOT_CAUSE, "# Interrupted: "),
         (
             (ABORTED,),
@@ -38,7 +38,7 @@ INTERRUPTED = own(0, exception="KeyboardInterrupt", message="", category="interr
         ),
     ],
 )
-def test_a_failure(  # noqa: PLR0917 - parameters
+def test_all_commands_agree_on_how_an_attempt_ended(  # noqa: PLR0917 - parameters
     attempt: Attempt,
     run: Run,
     failures: tuple[model.WorkerError, ...],
@@ -69,7 +69,7 @@ def test_a_failure(  # noqa: PLR0917 - parameters
     assert first.reader().is_error() is outcome.has_failed
 
 
-def test_a_proof_counts_for_every_strategy() -> None:
+def test_a_proven_end_counts_for_every_strategy() -> None:
     """All ranks had returned: that is so, whichever rank a strategy blames."""
     job = make_job(ABORTED, stopped(0, world_size=2), roster=(FINISHED,))
     conclusion = conclude(job, strategy="earliest")
@@ -78,7 +78,7 @@ def test_a_proof_counts_for_every_strategy() -> None:
     assert classify_outcome(conclusion.verdict, job) is Outcome.TEARDOWN_FAILED
 
 
-def test_what_the_nodes_published_counts(attempt: Attempt) -> None:
+def test_a_published_error_means_the_attempt_failed(attempt: Attempt) -> None:
     """Nodes that published an error told Flyte that the attempt failed, finished or not."""
     attempt.write(ABORTED)
     attempt.join(FINISHED)
@@ -88,6 +88,6 @@ def test_what_the_nodes_published_counts(attempt: Attempt) -> None:
     conclusion = attempt.reader(strategy="earliest").conclude()
     assert conclusion is not None
     assert classify_outcome(conclusion.verdict, conclusion.job) is Outcome.TEARDOWN_FAILED
-    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    attempt.put("error.pb", encode_sealed_verdict(conclusion.verdict, conclusion.decision))
     assert attempt.reader().is_error()
     assert classify_outcome(conclusion.verdict, attempt.reader().job()) is Outcome.FAILED

@@ -41,7 +41,7 @@ def _own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path / "here")
 
 
-def test_a_run_among_temporary_files_of_another_folder(
+def test_a_run_of_another_folder_is_never_shown(
     attempt: Attempt,
     run: Run,
     tmp_path: Path,
@@ -75,7 +75,9 @@ def test_a_run_among_temporary_files_of_another_folder(
     ]
 
 
-def test_a_run_of_an_earlier_release(attempt: Attempt, run: Run) -> None:
+def test_a_run_without_a_working_folder_is_shown_last_with_its_place(
+    attempt: Attempt, run: Run
+) -> None:
     """A run among temporary files without a working folder is shown only without a run here,
     and with its place.
     """
@@ -91,7 +93,7 @@ def test_a_run_of_an_earlier_release(attempt: Attempt, run: Run) -> None:
     assert str(unknown) not in run("ls").out
 
 
-def test_documents_are_no_logs(attempt: Attempt, run: Run, tmp_path: Path) -> None:
+def test_files_of_runs_are_not_read_as_logs(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     """A folder with logs and firstfault's runs is read without the files of the runs,
     which may be JSON.
     """

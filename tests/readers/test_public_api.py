@@ -62,7 +62,7 @@ def test_importing_is_cheap() -> None:
         ("firstfault.recorder.folder", _NOT_WHILE_DYING),
     ],
 )
-def test_a_room_loads_only_what_it_needs(module: str, absent: tuple[str, ...]) -> None:
+def test_a_module_loads_only_what_it_needs(module: str, absent: tuple[str, ...]) -> None:
     """Each package imports only its own dependencies; none imports flytekit,
     its messages or torch.
     """
@@ -75,7 +75,7 @@ def test_a_room_loads_only_what_it_needs(module: str, absent: tuple[str, ...]) -
     assert _python(code) == "[]"
 
 
-def test_the_public_names() -> None:
+def test_public_names_are_at_most_fifteen_and_documented() -> None:
     """The root has at most fifteen names, each of which is there, documented, and listed."""
     assert len(firstfault.__all__) <= 15
     assert sorted(firstfault.__all__) == firstfault.__all__ == dir(firstfault)
@@ -101,7 +101,7 @@ def test_every_error_has_one_base(error: type) -> None:
     assert error is firstfault.FirstFaultError or len(others) > 1
 
 
-def test_slugs_and_exit_codes() -> None:
+def test_every_error_has_a_unique_slug_and_its_exit_code() -> None:
     """Every error has a slug of its own, of letters and hyphens; a usage error has exit code 2,
     every other 1.
     """

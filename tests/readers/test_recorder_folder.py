@@ -19,7 +19,7 @@ from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.processes import is_gone
 from tests.readers.recorders import HANG_S, Agent, Start, StartAgent
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,9 @@ def kill_and_read(dying: Agent, out: Prefix) -> None:
     assert len(out.roster()) == 1
 
 
-def test_a_cleaner_that_skips_locked_folders(agent: StartAgent, out: Prefix, short: str) -> None:
+def test_a_cleaner_that_respects_locks_removes_nothing_of_a_job(
+    agent: StartAgent, out: Prefix, short: str
+) -> None:
     """It removes nothing of a running job, but what nobody has locked."""
     dying = agent(out.uri)
     other = Path(short) / "other"
@@ -72,7 +74,9 @@ def test_a_cleaner_that_skips_locked_folders(agent: StartAgent, out: Prefix, sho
     kill_and_read(dying, out)
 
 
-def test_a_cleaner_that_knows_no_locks(agent: StartAgent, out: Prefix, short: str) -> None:
+def test_a_removed_folder_is_restored_with_its_socket(
+    agent: StartAgent, out: Prefix, short: str
+) -> None:
     """The recorder restores its folder, its socket and the last words;
     the agent's death is recorded.
     """
@@ -91,14 +95,16 @@ def test_a_cleaner_that_knows_no_locks(agent: StartAgent, out: Prefix, short: st
         return words.exists()
 
     RecorderClient(folder).resources(HANG_S)
-    until(is_restored)
-    until(folder.socket.exists)
+    wait_until(is_restored)
+    wait_until(folder.socket.exists)
     assert RecorderClient(folder).resources(HANG_S) is not None
     assert folder.path.stat().st_mode & 0o777 == 0o700
     kill_and_read(dying, out)
 
 
-def test_a_cleaner_goes_by_age(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorder_touches_its_files_so_that_none_becomes_old(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The recorder touches all files of its folder from time to time, so that none becomes old."""
     monkeypatch.setattr(folder_keeper.time_limits, "FOLDER_TOUCH_INTERVAL_SECONDS", -1.0)
     folder = NodeFolder(Path(short) / "node")
@@ -120,7 +126,9 @@ def test_a_cleaner_goes_by_age(short: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert file.read_bytes() == b"held"
 
 
-def test_a_folder_of_another_user(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_folder_in_its_place_is_not_used(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What somebody else makes in the place of a cleaned folder is neither used nor written to."""
     folder = NodeFolder(Path(short) / "node")
     (Path(short) / "elsewhere").mkdir()
@@ -138,7 +146,7 @@ def test_a_folder_of_another_user(short: str, monkeypatch: pytest.MonkeyPatch) -
     assert list((Path(short) / "elsewhere").iterdir()) == []
 
 
-def test_an_end_that_is_no_death(agent: StartAgent, out: Prefix) -> None:
+def test_emptied_last_words_are_not_restored(agent: StartAgent, out: Prefix) -> None:
     """A process that has emptied its last words ends normally:
     the recorder doesn't bring them back.
     """
@@ -152,14 +160,16 @@ def test_an_end_that_is_no_death(agent: StartAgent, out: Prefix) -> None:
     assert len(out.roster()) == 1
 
 
-def test_folders_of_killed_jobs(start: Start, agent: StartAgent, out: Prefix, short: str) -> None:
+def test_the_next_recorder_removes_only_unused_folders(
+    start: Start, agent: StartAgent, out: Prefix, short: str
+) -> None:
     """The next recorder removes a folder that no process uses any more, and nothing else."""
     killed = agent(out.uri)
     runs = agent(out.uri)
     alone = agent(out.uri)
     for dead in (killed, alone):
         os.kill(dead.recorder_pid, signal.SIGKILL)
-        until(lambda one=dead: is_gone(one.recorder_pid))
+        wait_until(lambda one=dead: is_gone(one.recorder_pid))
     killed.kill()
     elsewhere = Path(short) / "elsewhere"
     elsewhere.mkdir(0o700)
@@ -179,7 +189,7 @@ def test_folders_of_killed_jobs(start: Start, agent: StartAgent, out: Prefix, sh
     (others["boot"] / "boot-id").write_text("another machine's\n")
     assert killed.folder.path.exists()
     start(out.uri)
-    until(lambda: not killed.folder.path.exists(), "the folder of a killed job stays")
+    wait_until(lambda: not killed.folder.path.exists(), "the folder of a killed job stays")
     for path in (
         runs.folder.path,
         alone.folder.path,

@@ -28,7 +28,7 @@ from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.processes import is_gone
 from tests.readers.recorders import HANG_S, SHORT_S, TOLERANCE_S, Gate, Start
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
 # --- uploads --------------------------------------------------------------------------------------
 
 
-def test_requests(
+def test_an_answer_means_the_document_is_in_the_storage(
     start: Start,
     out: Prefix,
     tmp_path: Path,
@@ -110,13 +110,13 @@ def test_requests(
     assert report.memory_used_bytes is None or report.memory_used_bytes > 0
 
 
-def test_many_at_once(start: Start, out: Prefix, gate: Gate) -> None:
+def test_eight_uploads_run_concurrently(start: Start, out: Prefix, gate: Gate) -> None:
     """Eight uploads run concurrently."""
     process = start(gate.uri(out))
     files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = pool.map(lambda rank: put(process, files[rank], rank), range(_CLIENTS))
-        until(lambda: gate.waiting() == _CLIENTS, "eight uploads at the gate")
+        wait_until(lambda: gate.waiting() == _CLIENTS, "eight uploads at the gate")
         gate.open()
         assert list(answers) == [
             Receipt(f"{rank}.pb", durable=True, rank=rank) for rank in range(_CLIENTS)
@@ -125,7 +125,7 @@ def test_many_at_once(start: Start, out: Prefix, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(("slow_s", "uploads"), [(HANG_S, 1), (0.0, 2)])
-def test_the_same_document_twice(
+def test_a_second_request_joins_the_upload_in_progress(
     slow_s: float,
     uploads: int,
     tmp_path: Path,
@@ -160,7 +160,7 @@ def test_the_same_document_twice(
 
 
 @pytest.mark.parametrize("slow_s", [HANG_S, 0.0], ids=["soon", "slow"])
-def test_newer_content_for_the_same_path(
+def test_newer_content_replaces_the_older_whichever_ends_last(
     slow_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It replaces the older content, although that is still being uploaded,
@@ -197,7 +197,9 @@ def test_newer_content_for_the_same_path(
     assert stored == {"deck.html": b"newer"}
 
 
-def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
+def test_an_upload_finishes_after_the_clients_deadline(
+    start: Start, out: Prefix, gate: Gate
+) -> None:
     """The client returns at its deadline; the recorder finishes the upload and writes
     the receipt to the spool.
     """
@@ -215,12 +217,12 @@ def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
     )
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
     gate.open()
-    until(lambda: receipt_of(process.folder) is not None, "a receipt")
+    wait_until(lambda: receipt_of(process.folder) is not None, "a receipt")
     assert receipt_of(process.folder) == Receipt("a.pb", durable=True, rank=1)
     assert out.files() == {"a.pb": b"said"}
 
 
-def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
+def test_a_frozen_recorder_is_reported_in_time_for_an_own_upload(start: Start, out: Prefix) -> None:
     """The client reports it early enough for its caller to upload by itself;
     the recorder does the upload later.
     """
@@ -233,7 +235,7 @@ def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
         RecorderClient(process.folder).resources(0.2)
     os.kill(process.pid, signal.SIGCONT)
-    until(lambda: "a.pb" in out.files(), "the upload")
+    wait_until(lambda: "a.pb" in out.files(), "the upload")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,9 @@ def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
         ("/dev/null/run", "cannot write /dev/null/run"),
     ],
 )
-def test_a_storage_that_cannot_be(start: Start, uri: str, reason: str) -> None:
+def test_the_receipt_says_why_the_storage_cannot_be_opened(
+    start: Start, uri: str, reason: str
+) -> None:
     """The receipt tells why the storage cannot be opened, to the client and in the spool."""
     process = start(uri)
     receipt = put(process, rank=2)
@@ -258,7 +262,7 @@ def test_a_storage_that_cannot_be(start: Start, uri: str, reason: str) -> None:
 # --- no recorder ----------------------------------------------------------------------------------
 
 
-def test_no_recorder(tmp_path: Path) -> None:
+def test_without_a_recorder_every_request_raises(tmp_path: Path) -> None:
     """Without a recorder every request raises RecorderUnavailableError."""
     recorder = RecorderClient(NodeFolder(tmp_path))
     target = Target(f"{ERRORS}/a.pb")
@@ -273,7 +277,7 @@ def test_no_recorder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
-def test_a_recorder_that_is_killed_while_one_waits(
+def test_a_waiting_client_notices_a_killed_recorder_at_once(
     start: Start,
     out: Prefix,
     gate: Gate,
@@ -289,16 +293,16 @@ def test_a_recorder_that_is_killed_while_one_waits(
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(put, process, file)
         if up:
-            until(lambda: gate.waiting() == 1, "the upload at the gate")
+            wait_until(lambda: gate.waiting() == 1, "the upload at the gate")
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(RecorderUnavailableError):
             asked.result()
-    until(lambda: not process.alive(), "the recorder's end")
+    wait_until(lambda: not process.alive(), "the recorder's end")
     with pytest.raises(RecorderUnavailableError):  # a socket without a listener
         put(process, file)
 
 
-def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
+def test_half_an_answer_is_none_and_a_full_backlog_is_bounded(short: str) -> None:
     """Half an answer is none; while the backlog is full a client waits for half of its time:
     it may do without.
     """
@@ -328,7 +332,7 @@ def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
-def test_signals_do_not_end_it(start: Start, out: Prefix, up: bool) -> None:
+def test_signals_do_not_end_the_recorder(start: Start, out: Prefix, up: bool) -> None:
     """Signals that terminate a pod do not end its recorder, not even during its start;
     the caller gets them again.
     """
@@ -343,7 +347,7 @@ def test_signals_do_not_end_it(start: Start, out: Prefix, up: bool) -> None:
     assert process.alive()
 
 
-def test_the_end(start: Start, out: Prefix) -> None:
+def test_end_removes_process_and_folder_once(start: Start, out: Prefix) -> None:
     """`end` removes process and folder and uploads no spooled document;
     a second call does nothing.
     """
@@ -373,7 +377,7 @@ def test_the_end(start: Start, out: Prefix) -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_an_end_with_an_upload_in_hand(
+def test_an_upload_in_progress_finishes_before_the_exit(
     start: Start,
     out: Prefix,
     gate: Gate,
@@ -386,7 +390,7 @@ def test_an_end_with_an_upload_in_hand(
     process = start(gate.uri(out))
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(put, process)
-        until(lambda: gate.waiting() == 1, "the upload at the gate")
+        wait_until(lambda: gate.waiting() == 1, "the upload at the gate")
         ended = pool.submit(process.end, HANG_S)
         if not hangs:
             gate.open()
@@ -401,7 +405,7 @@ def test_an_end_with_an_upload_in_hand(
     )
 
 
-def test_an_end_of_a_frozen_recorder(start: Start, out: Prefix) -> None:
+def test_a_frozen_recorder_is_killed_after_the_timeout(start: Start, out: Prefix) -> None:
     """A recorder that does not answer is killed after the timeout."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
@@ -412,7 +416,7 @@ def test_an_end_of_a_frozen_recorder(start: Start, out: Prefix) -> None:
     assert not process.folder.path.exists()
 
 
-def test_a_folder_too_deep_for_a_socket(
+def test_a_folder_too_deep_for_a_socket_is_ignored(
     start: Start,
     out: Prefix,
     short: str,
@@ -436,7 +440,7 @@ def test_a_folder_too_deep_for_a_socket(
     assert list(Path(short).iterdir()) == []
 
 
-def test_modules_in_the_working_directory(
+def test_modules_in_the_working_directory_shadow_nothing(
     start: Start,
     out: Prefix,
     tmp_path: Path,
@@ -450,7 +454,7 @@ def test_modules_in_the_working_directory(
     assert put(process).durable
 
 
-def test_a_request_that_makes_no_sense(
+def test_an_invalid_request_blocks_neither_requests_nor_the_end(
     start: Start, out: Prefix, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An invalid request gets no result, the next request does,

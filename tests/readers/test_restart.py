@@ -49,7 +49,7 @@ from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.readers.scenes import agent
+from tests.readers.scenes import agent_failure
 from tests.seals import RECORD
 
 CONTEXT = RestartContext(round=0, restarts_left=3, lifetime_seconds=30.0)
@@ -79,7 +79,7 @@ HOST_OOM = make_error(
     category="host_oom",
     resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10),
 )
-NOT_TWICE = explicit() & ~same_fault_again()
+NO_SECOND_RESTART = explicit() & ~same_fault_again()
 SAME_NODE = {"again": True, "previous_node": "worker-0"}
 TOO_FEW = {"nodes_left": 1, "min_nodes": 2}
 
@@ -133,7 +133,13 @@ def _fingerprint(root: WorkerError) -> str:
         (RECOVERABLE, None, {}, True, "was raised as recoverable (uses one of max_restarts)"),
         (RECOVERABLE, never(), {}, False, "the policy never retries"),
         (RECOVERABLE, explicit() & ~exhausted(), {}, True, "was raised as recoverable"),
-        (RECOVERABLE, NOT_TWICE, SAME_NODE, False, "the previous round failed with the same"),
+        (
+            RECOVERABLE,
+            NO_SECOND_RESTART,
+            SAME_NODE,
+            False,
+            "the previous round failed with the same",
+        ),
         (RECOVERABLE, None, {"again": True}, True, "was raised as recoverable"),
         (BUG, on_category("user_code"), {}, True, "an exception in the training code"),
         (
@@ -360,7 +366,7 @@ def test_a_job_that_was_terminated_during_a_stall(
     attempt.put(f"{ROSTER}/{restart_record_name('stall', number, 0)}", restart_to_json(record))
     hint = run("show", attempt.uri).err
     assert (STALL.reason in hint, STALL.headline in hint) == ("6 h" in cause, "6 h" in cause)
-    attempt.write(agent(1, "preemption", 6 * 3_600_000, message="the agent was terminated"))
+    attempt.write(agent_failure(1, "preemption", 6 * 3_600_000, message="the agent was terminated"))
     text = " ".join(run("show", "-v", attempt.uri).out.split())
     assert f" Cause terminated: {cause} infrastructure, category preemption, " in text
     seconds = lost or (21_600 if number == 0 else 0)
@@ -374,7 +380,7 @@ def test_a_time_limit_during_a_stall(attempt: Attempt, run: Callable[..., Ran]) 
     """More time alone doesn't help a job that made no progress, so the advice is another one."""
     record = replace(STALL, headline="rank 17: its function had returned while its peers waited")
     limit = replace(
-        agent(1, "preemption", 600_000, message="the attempt reached its time limit"),
+        agent_failure(1, "preemption", 600_000, message="the attempt reached its time limit"),
         code=TIME_LIMIT,
     )
     for has_stalled in (False, True):

@@ -24,7 +24,7 @@ ELSEWHERE = KEPT.replace("ret_val_.put(ret)", "fn(*args)")
 SENT = "the function's result can't be pickled: "
 
 
-def _text(kept: str) -> str:
+def print_report_on(kept: str) -> str:
     """Return the report on a worker of which torch kept a traceback, and on one that was stopped
     250 ms after its end.
     """
@@ -50,19 +50,19 @@ def _text(kept: str) -> str:
     return " ".join(terminal_text(report).split())
 
 
-def test_a_result_that_cannot_be_pickled() -> None:
+def test_a_result_that_cannot_be_pickled_is_at_fault_not_a_line() -> None:
     """The value that the function returned is at fault, not a line of the function.
 
     When the exception was raised isn't known, only when its process had ended.
     """
-    text = _text(KEPT)
+    text = print_report_on(KEPT)
     assert f"Cause TypeError: {SENT}cannot pickle '_thread.lock' object" in text
     assert "Next return a value that pickle can write" in text
     assert "1 stopped by its agent, at least 250 ms later" in text
-    assert SENT not in _text(ELSEWHERE)
+    assert SENT not in print_report_on(ELSEWHERE)
 
 
-def test_a_thread_that_failed_before() -> None:
+def test_a_threads_earlier_exception_explains_that_of_the_main_thread() -> None:
     """The exception of a thread explains that of the main thread, if it came before."""
     error = make_error(1, exception="RuntimeError", message="the prefetch thread died", at_ms=500)
     assert error.timestamp_ns is not None

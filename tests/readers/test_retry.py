@@ -14,7 +14,7 @@ from firstfault.model.failure import CTRL_C
 from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json, to_json
-from tests.readers.scenes import STACK, own, stopped
+from tests.readers.scenes import STACK, own_fault, stopped
 
 _CONTEXT = retry.RetryContext()
 
@@ -89,7 +89,9 @@ _TEXT = model.CATEGORIES["user_code"]
         (_FREE & _no & retry.never(), retry.Vote(retry=False, reason="no")),
     ],
 )
-def test_reason_and_budget_of_a_composition(policy: retry.RetryPolicy, vote: retry.Vote) -> None:
+def test_the_deciding_policy_gives_reason_and_budget(
+    policy: retry.RetryPolicy, vote: retry.Vote
+) -> None:
     """The first that says retry, or the first that does not, gives the reason;
     one that names a budget counts first.
     """
@@ -135,7 +137,7 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
 # --- single policies ------------------------------------------------------------------------------
 
 
-def test_explicit_and_declared() -> None:
+def test_explicit_and_declared_match_recoverable_errors_by_origin() -> None:
     """`explicit` matches recoverable errors of the user's code,
     `declared` those of Flyte and the agent.
     """
@@ -159,7 +161,9 @@ def test_explicit_and_declared() -> None:
         (retry.RetryContext(2, 2, retries_left=0), True),
     ],
 )
-def test_exhausted(context: retry.RetryContext, over: bool) -> None:
+def test_only_attempts_not_lost_by_the_platform_use_up_retries(
+    context: retry.RetryContext, over: bool
+) -> None:
     """Retries are used up after that many attempts that the platform did not lose;
     never if that is not known.
     """
@@ -167,7 +171,7 @@ def test_exhausted(context: retry.RetryContext, over: bool) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_enough"), [(0.0, False), (1799.0, False), (1800.0, True)])
-def test_progress(seconds: float, is_enough: bool) -> None:
+def test_reported_training_time_is_progress(seconds: float, is_enough: bool) -> None:
     """The time of training that a node reports counts, and the reason has it."""
     job = make_job(make_error(3), roster=[make_presence(progress=model.Progress(40_312, seconds))])
     conclusion = conclude(job, policy=retry.made_progress(minutes=30))
@@ -212,7 +216,9 @@ _AGAIN: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifet
         ),
     ],
 )
-def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> None:
+def test_an_attempt_that_only_repeats_ends_the_retries(
+    context: dict[str, Any], action: str, failed_starts: int
+) -> None:
     """An attempt that only repeats the one before ends the retries;
     neither progress nor other short attempts do.
     """
@@ -224,7 +230,7 @@ def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> No
     assert unasked.retry or "restarts_left" in context
 
 
-def test_repeats_of_nodes() -> None:
+def test_lost_nodes_are_no_repeat() -> None:
     """Lost nodes may be chance, also at three starts in a row;
     a failed rendezvous counts as a failed start.
     """
@@ -246,7 +252,7 @@ def test_repeats_of_nodes() -> None:
     assert retry.decide(_verdict(restarted), _yes, context).failed_starts == 0
 
 
-def test_actions() -> None:
+def test_only_a_proof_stops() -> None:
     """Only a proof stops: a ValueError may be temporary, until it comes again;
     what nothing shows is left open.
     """
@@ -281,7 +287,7 @@ def test_actions() -> None:
         retry.stuck_at_start(attempts=0)
 
 
-def test_a_vote_of_other_types() -> None:
+def test_a_policys_vote_is_converted_or_refused() -> None:
     """A policy's vote is converted, so that its decision can be stored;
     an origin that does not exist is refused.
     """
@@ -313,12 +319,12 @@ _ABOUT_TO_LEAVE = add_raise_point(
 @pytest.mark.parametrize(
     "failures",
     [
-        [own(rank, message=f"rank {rank}: bad config", **_WORLD) for rank in range(4)],
-        [own(0, **_WORLD), *(stopped(rank, _ABOUT_TO_LEAVE, **_WORLD) for rank in (1, 2, 3))],
+        [own_fault(rank, message=f"rank {rank}: bad config", **_WORLD) for rank in range(4)],
+        [own_fault(0, **_WORLD), *(stopped(rank, _ABOUT_TO_LEAVE, **_WORLD) for rank in (1, 2, 3))],
     ],
     ids=["all raised it", "three were about to raise it"],
 )
-def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
+def test_the_same_fault_of_all_ranks_is_no_proof(failures: list[model.WorkerError]) -> None:
     """The policy finds the same fault of all ranks; it's no proof,
     because an outage of a storage hits all ranks.
     """
@@ -394,7 +400,7 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "decided", "reason"), _DEFAULT.values(), ids=_DEFAULT)
-def test_the_default(
+def test_recoverable_exceptions_use_the_users_budget_by_default(
     changes: dict[str, Any], decided: tuple[bool, model.Origin], reason: str
 ) -> None:
     """By default a recoverable exception uses the user's budget, a cause from outside the system's;
@@ -412,7 +418,7 @@ def test_the_default(
 
 
 @pytest.mark.parametrize("where", ["causes", "members"])
-def test_a_recoverable_exception_that_was_replaced(where: str) -> None:
+def test_the_exception_that_left_the_task_counts(where: str) -> None:
     """The reason names the exception that left the task, which counts,
     and the one that it replaced.
     """
@@ -479,7 +485,9 @@ _OF_THE_MACHINE = {
 
 
 @pytest.mark.parametrize(("root", "again"), _OF_THE_MACHINE.values(), ids=_OF_THE_MACHINE)
-def test_a_machine_at_fault(root: model.WorkerError, again: bool) -> None:
+def test_oom_far_below_the_limit_and_driver_errors_blame_the_machine(
+    root: model.WorkerError, again: bool
+) -> None:
     """An OOM kill far below the limit is evidence, and so is a driver's error;
     a text of the program is not.
     """
@@ -493,7 +501,7 @@ def test_a_machine_at_fault(root: model.WorkerError, again: bool) -> None:
     assert not again or (decision.origin is model.Origin.SYSTEM and words in decision.reason)
 
 
-def test_the_same_fault_again() -> None:
+def test_a_decision_says_that_the_previous_attempt_failed_alike() -> None:
     """The decision says that the previous attempt failed in the same way;
     a policy can stop for that.
     """
@@ -597,7 +605,7 @@ _RAISED = "raise Error(text)"
         ("RuntimeError", "gpu_kernel", _PROGRAM, _RAISED, False),
     ],
 )
-def test_a_fault_of_the_surroundings_needs_the_same_machine(
+def test_an_outage_is_the_same_fault_only_on_the_same_machine(
     kind: str,
     category: str,
     file: str,
@@ -627,7 +635,7 @@ def test_a_fault_of_the_surroundings_needs_the_same_machine(
     assert retry.decide(on_a, None, _after(unknown)).action is elsewhere
 
 
-def test_a_cause_from_outside_needs_the_same_machine() -> None:
+def test_a_lost_connection_repeats_only_on_the_same_machine() -> None:
     """The program's exception in place of a lost connection isn't the program's own."""
     frames = (model.FrameInfo(_PROGRAM, 9, "step", _RAISED),)
     lost = model.ExceptionInfo(
@@ -645,7 +653,7 @@ def test_a_cause_from_outside_needs_the_same_machine() -> None:
     assert found == [model.Action.STOP, model.Action.UNKNOWN]
 
 
-def test_two_interrupts() -> None:
+def test_two_interrupts_prove_nothing() -> None:
     """Whoever interrupts two attempts at the same line shows nothing about the third."""
     raised = model.ExceptionInfo(
         "KeyboardInterrupt",
@@ -659,7 +667,7 @@ def test_two_interrupts() -> None:
     assert retry.decide(interrupted, None, _after(interrupted)).action is model.Action.UNKNOWN
 
 
-def test_a_machine_is_part_of_its_fault() -> None:
+def test_broken_hardware_on_another_machine_is_another_fault() -> None:
     """Broken hardware on another machine is another fault."""
     ecc = _make_gpu_error(_TORCH, "raise AcceleratorError(text)")
     on_a, on_b = (_give_place(ecc, node=node) for node in ("gpu-a", "gpu-b"))
@@ -680,7 +688,7 @@ def test_a_machine_is_part_of_its_fault() -> None:
         ("", "gpu-a", "retry"),
     ],
 )
-def test_a_broken_machine_that_fails_at_another_line(
+def test_a_broken_machines_retry_counts_if_it_failed_before(
     before: str | None, here: str, action: str
 ) -> None:
     """CUDA's errors surface anywhere, so a retry is free only if the attempt before
@@ -698,7 +706,7 @@ def test_a_broken_machine_that_fails_at_another_line(
     assert (retry.decide(pod, None, context).action.value == "system") is (before is None)
 
 
-def test_the_machine_of_a_pod() -> None:
+def test_a_pods_machine_is_known_by_name_or_boot_id() -> None:
     """A pod keeps its name on another machine, so its machine is known by its own name,
     or by the kernel's boot id.
     """
@@ -731,7 +739,7 @@ def test_guesses_are_counted(category: str) -> None:
     )
 
 
-def test_an_unknown_root() -> None:
+def test_an_unknown_root_cause_is_not_retried_by_default() -> None:
     """Without a known root cause there is no retry and no fault owner;
     only a policy on "unknown" would retry.
     """
@@ -758,7 +766,7 @@ def test_an_unknown_root() -> None:
 @pytest.mark.parametrize(
     "kind", ["flyte.errors.NonRecoverableError", "my.OwnError", "RuntimeError"]
 )
-def test_an_exception_that_refuses_a_retry(kind: str) -> None:
+def test_an_exception_that_refuses_a_retry_always_stops(kind: str) -> None:
     """Whatever its cause, also a broken machine: the program has decided."""
     bases = (
         ("flyte.errors.NonRecoverableError", "RuntimeError")
@@ -784,7 +792,7 @@ def test_an_exception_that_refuses_a_retry(kind: str) -> None:
         (0, model.Origin.SYSTEM, False, "(uses none of the task's retries)"),
     ],
 )
-def test_a_budget_that_is_used_up(
+def test_a_used_up_budget_is_named_in_the_reason(
     left: int | None,
     origin: model.Origin,
     spent: bool,
@@ -808,7 +816,7 @@ def test_a_budget_that_is_used_up(
 @pytest.mark.parametrize(
     ("retries", "paid"), [(0, "(no retries are allowed)"), (1, "(its only retry is used up)")]
 )
-def test_a_small_budget(retries: int, paid: str) -> None:
+def test_budgets_of_none_and_one_are_no_plural(retries: int, paid: str) -> None:
     """None and one are no plural."""
     context = retry.RetryContext(retries, retries, retries_left=0)
     decision = retry.decide(
@@ -817,7 +825,7 @@ def test_a_small_budget(retries: int, paid: str) -> None:
     assert decision.reason.endswith(paid)
 
 
-def test_the_default_is_the_default() -> None:
+def test_without_a_policy_the_default_decides() -> None:
     """Without a policy the default one decides; if no pod lives to write the verdict,
     the decision is advice.
     """

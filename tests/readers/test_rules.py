@@ -18,18 +18,18 @@ from tests.readers.scenes import (
     IN_SLEEP,
     IN_TORCHS_WAIT,
     STACK,
-    count,
+    aborted_by_gloo,
+    collectives_called,
     died,
-    done,
-    own,
-    passed,
-    received,
-    stock,
+    flyte_error,
+    lost_peer_in_collective,
+    own_fault,
+    reported_job,
     stopped,
-    timed_out,
+    timed_out_in_collective,
+    timed_out_waiting,
     victim,
-    waited,
-    waiting,
+    watchdog_output,
 )
 from tools.describe_fields import DOCS, with_rules
 
@@ -38,10 +38,10 @@ BOX = "ChildFailedError: {} FAILED. Root Cause (first observed failure): rank : 
 
 def gave_up_in_nccl(rank: int, **more: object) -> model.WorkerError:
     """A rank that NCCL's watchdog ended after 90 s of waiting."""
-    return died(rank, "SIGABRT", -6, 120_000, log_tail=timed_out(rank), **more)
+    return died(rank, "SIGABRT", -6, 120_000, log_tail=watchdog_output(rank), **more)
 
 
-def spread(rank: int) -> model.WorkerError:
+def fault_of_all_ranks(rank: int) -> model.WorkerError:
     """A rank that raises what torch's checkpoint tells of rank 3."""
     trace = (
         'Traceback (most recent call last): (RANK 3)\n  File "/x/torch/futures.py", line 9, in'
@@ -51,13 +51,13 @@ def spread(rank: int) -> model.WorkerError:
         f"CheckpointException ranks:dict_keys([3])\n{trace}OSError: [Errno 28] No space left on"
         " device\n"
     )
-    return own(rank, 0, "torch.distributed.checkpoint.api.CheckpointException", text)
+    return own_fault(rank, 0, "torch.distributed.checkpoint.api.CheckpointException", text)
 
 
 def late_fault(at_ms: float) -> model.JobErrors:
     """Three ranks waited for 90 s, the fourth stood elsewhere, and another one raised nonsense."""
     waiting = [gave_up_in_nccl(rank) for rank in (0, 1, 2)]
-    return done(*waiting, own(4, at_ms, boot_id="c"), stopped(3, IN_SLEEP), nodes=3)
+    return reported_job(*waiting, own_fault(4, at_ms, boot_id="c"), stopped(3, IN_SLEEP), nodes=3)
 
 
 def raised_in_hang() -> model.JobErrors:
@@ -66,8 +66,8 @@ def raised_in_hang() -> model.JobErrors:
         (model.StackDump(1, 3, IN_SLEEP),),
         (model.SentSignal("SIGTERM", "rank 0 failed"),),
     )
-    root = own(3, 7000, in_flight=True, sent_signals=sent, stack_dumps=dumps)
-    return done(*(waited(rank) for rank in (0, 1, 2)), root)
+    root = own_fault(3, 7000, in_flight=True, sent_signals=sent, stack_dumps=dumps)
+    return reported_job(*(timed_out_waiting(rank) for rank in (0, 1, 2)), root)
 
 
 def out_of_step(called: int) -> model.JobErrors:
@@ -81,11 +81,11 @@ def out_of_step(called: int) -> model.JobErrors:
     handled = model.HandledException(
         None, model.ExceptionInfo("ValueError", "no labels", (), frames), calls_since=1
     )
-    rank_3 = stopped(3, IN_COLLECTIVE, handled_exceptions=(handled,), **count(called))
-    return done(*waiting(0, 1, 2), rank_3)
+    rank_3 = stopped(3, IN_COLLECTIVE, handled_exceptions=(handled,), **collectives_called(called))
+    return reported_job(*timed_out_in_collective(0, 1, 2), rank_3)
 
 
-def accused(*receipts: model.Receipt) -> model.JobErrors:
+def blamed_node(*receipts: model.Receipt) -> model.JobErrors:
     """Two ranks name worker-1, which has reported."""
     roster = [
         make_presence(node=f"worker-{at}", group_rank=at, nodes=2, ip=f"10.0.0.{at}")
@@ -107,7 +107,7 @@ def operation_timed_out(
     """A rank whose wait in an operation timed out, without counts of its collectives."""
     called = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 9, operation)
     frames = (model.FrameInfo("/app/train.py", line, "step", code.format(operation)), called)
-    failure = waited(rank, world_size=4)
+    failure = timed_out_waiting(rank, world_size=4)
     return replace(
         failure, exception=model.ExceptionInfo("RuntimeError", failure.message, frames=frames)
     )
@@ -130,7 +130,7 @@ def ended_in_teardown(*finished: int) -> model.JobErrors:
 IN_FAULT = STACK.format("/app/train.py", "fault")
 LAST_TRIES = [victim(rank) for rank in (0, 1, 2)]
 LEFT = stopped(3, IN_TORCHS_WAIT)
-OF_TWO = done(received(1), passed(0, 4), nodes=1)
+SIZES_OF_TWO_RANKS = reported_job(aborted_by_gloo(1), lost_peer_in_collective(0, 4), nodes=1)
 CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     "teardown": (ended_in_teardown(2, 3), ended_in_teardown(3)),
     "long-wait": (late_fault(120_000), late_fault(31_000)),
@@ -139,13 +139,26 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     "first-of-several": ("disk-rank5-of8", "all-ranks-rank0-of4"),
     "own-fault": ("raise-rank3-of4", "two-ranks-rank0-of4"),
     "spread-error": (
-        done(spread(0), stopped(1, IN_SLEEP), stopped(3, IN_SLEEP)),
-        done(spread(0), spread(1), spread(3), stopped(2, IN_SLEEP)),
+        reported_job(fault_of_all_ranks(0), stopped(1, IN_SLEEP), stopped(3, IN_SLEEP)),
+        reported_job(
+            fault_of_all_ranks(0),
+            fault_of_all_ranks(1),
+            fault_of_all_ranks(3),
+            stopped(2, IN_SLEEP),
+        ),
     ),
     "broadcast": ("clock-jump-clock+0-s3-rank0-of4", "raise-rank3-of4"),
     "raised-in-hang": (raised_in_hang(), "hang-rank3-of4"),
     "out-of-step": (out_of_step(5), out_of_step(6)),
-    "mismatch": (done(received(1), passed(0, 4), passed(2, 40), passed(3, 4)), OF_TWO),
+    "mismatch": (
+        reported_job(
+            aborted_by_gloo(1),
+            lost_peer_in_collective(0, 4),
+            lost_peer_in_collective(2, 40),
+            lost_peer_in_collective(3, 4),
+        ),
+        SIZES_OF_TWO_RANKS,
+    ),
     "hang": ("hang-rank3-of4", "deadlock-rank0-of4"),
     "no-progress": (
         make_job(*(gave_up_in_nccl(rank, world_size=2) for rank in (0, 1))),
@@ -153,48 +166,49 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     ),
     "left-behind": ("nccl-rubbish-version2.1-rank3-of4", "exit-1-rank3-of4"),
     "returned": (
-        done(*(victim(rank, world_size=4) for rank in (0, 1, 2)), LEFT),
-        done(*(victim(rank, world_size=4) for rank in (0, 1)), LEFT),
+        reported_job(*(victim(rank, world_size=4) for rank in (0, 1, 2)), LEFT),
+        reported_job(*(victim(rank, world_size=4) for rank in (0, 1)), LEFT),
     ),
-    "accused-node": (accused(), accused(model.Receipt("e.pb", durable=False, rank=3))),
+    "accused-node": (blamed_node(), blamed_node(model.Receipt("e.pb", durable=False, rank=3))),
     "node-without-report": ("node-killed-rank0-of4", "agent-killed-rank0-of4"),
-    "lost-document": (done(victim(0), victim(1), victim(2)), "deadlock-rank0-of4"),
-    "mismatch-of-two": (OF_TWO, "exit-1-rank3-of4"),
+    "lost-document": (reported_job(victim(0), victim(1), victim(2)), "deadlock-rank0-of4"),
+    "mismatch-of-two": (SIZES_OF_TWO_RANKS, "exit-1-rank3-of4"),
     "waited-apart": (
-        done(
+        reported_job(
             *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)),
             operation_timed_out(3, "barrier", 50),
         ),
-        done(
+        reported_job(
             *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)),
             operation_timed_out(3, "barrier", 50, "dist.{}(group=PAIR)"),
         ),
     ),
     "by-elimination": ("exit-1-rank3-of4", "deadlock-rank0-of4"),
     "stock-file": (
-        make_job(stock(BOX.format("train", 1), 50), stock(BOX.format("load", 0), 0)),
+        make_job(flyte_error(BOX.format("train", 1), 50), flyte_error(BOX.format("load", 0), 0)),
         "exit-1-rank3-of4",
     ),
     "only-failure": (make_job(victim(0, world_size=1)), make_job(victim(0, world_size=4))),
     "handled": (
         replace(
-            done(*LAST_TRIES, stopped(3, IN_SLEEP)),
-            handled=(own(3, -9000, in_flight=True), victim(0, -8900)),
+            reported_job(*LAST_TRIES, stopped(3, IN_SLEEP)),
+            handled=(own_fault(3, -9000, in_flight=True), victim(0, -8900)),
         ),
         replace(
-            done(*LAST_TRIES, stopped(3, IN_SLEEP)), handled=(victim(0, -8900), victim(3, -9000))
+            reported_job(*LAST_TRIES, stopped(3, IN_SLEEP)),
+            handled=(victim(0, -8900), victim(3, -9000)),
         ),
     ),
 }
 """For each rule a recording or a scene that needs it, and one that it must not touch."""
 
 
-def diagnosis_of(case: str | model.JobErrors) -> Diagnosis:
+def diagnose_case(case: str | model.JobErrors) -> Diagnosis:
     found = load(RECORDED / f"{case}.zip").job if isinstance(case, str) else case
     return find_faults(diagnose(found))
 
 
-def found_by(verdict: model.Verdict) -> tuple[object, ...]:
+def summarize_root_cause(verdict: model.Verdict) -> tuple[object, ...]:
     """Return what a verdict tells of the root cause."""
     return verdict.headline, verdict.scope, verdict.ranks, verdict.node, verdict.confidence
 
@@ -204,7 +218,7 @@ def test_a_rule_is_needed(rule: Rule) -> None:
     """One case gets another verdict without the rule,
     and the rule does not apply to a similar case.
     """
-    needs, leaves = map(diagnosis_of, CASES[rule.name])
+    needs, leaves = map(diagnose_case, CASES[rule.name])
 
     verdict = apply_rules(needs)
 
@@ -212,9 +226,9 @@ def test_a_rule_is_needed(rule: Rule) -> None:
     assert CONFIDENCES_ASCENDING.index(verdict.confidence) <= CONFIDENCES_ASCENDING.index(
         rule.max_confidence
     )
-    assert found_by(
+    assert summarize_root_cause(
         apply_rules(needs, [other for other in RULES if other is not rule])
-    ) != found_by(verdict)
+    ) != summarize_root_cause(verdict)
     assert rule.decide(leaves) is None
     assert apply_rules(leaves).rule != rule.name
 
@@ -223,14 +237,14 @@ def test_the_last_rule_always_applies() -> None:
     """Without evidence the verdict is undetermined; every other rule has a case,
     and a name of its own.
     """
-    verdict = apply_rules(diagnosis_of("deadlock-rank0-of4"))
+    verdict = apply_rules(diagnose_case("deadlock-rank0-of4"))
 
     assert (verdict.rule, verdict.scope.value) == ("undetermined", "undetermined")
     assert [rule.name for rule in RULES] == [*CASES, "undetermined"]
 
 
 @pytest.mark.parametrize("how", ["lost", "waited", "stopped"])
-def test_a_rank_without_an_agent_that_ended(how: str) -> None:
+def test_a_rank_that_ended_without_an_agent_is_the_root_cause(how: str) -> None:
     """It is the root cause if all others lost a peer, waited or were stopped,
     but not if one has a fault of its own.
 
@@ -239,7 +253,7 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     sent = (model.SentSignal("SIGTERM", model.TERMINATED_ALONE),)
     ends = {
         "lost": victim,
-        "waited": waited,
+        "waited": timed_out_waiting,
         "stopped": lambda rank: died(rank, "SIGTERM", None, rank, sent_signals=sent),
     }
     entry = make_presence(
@@ -258,7 +272,9 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
         "host-1",
         "exit",
     )
-    fault = apply_rules(find_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
+    fault = apply_rules(
+        find_faults(diagnose(make_job(*others[:2], own_fault(2, 0), roster=(entry,))))
+    )
     assert fault.ranks == (2,)
     all_stopped = apply_rules(find_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
     assert (all_stopped.rule, all_stopped.category) == ("terminated-node", "preemption")
@@ -267,7 +283,7 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"handled": (own(3, -7_200_000, in_flight=True),)},
+        {"handled": (own_fault(3, -7_200_000, in_flight=True),)},
         {
             "restarts": (
                 model.RestartRecord(
@@ -282,33 +298,35 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     ],
     ids=["two hours before", "the job had recovered"],
 )
-def test_a_handled_exception_from_which_the_training_went_on(change: dict[str, Any]) -> None:
+def test_a_survived_exception_is_not_the_root_cause(change: dict[str, Any]) -> None:
     """An exception that a training has survived is not the root cause of what ends it later."""
     job = replace(CASES["handled"][0], **change)
-    assert apply_rules(diagnosis_of(job)).rule == "undetermined"
+    assert apply_rules(diagnose_case(job)).rule == "undetermined"
 
 
-def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
+def test_the_first_try_counts_if_several_ranks_stand_out_in_the_last() -> None:
     """Of a program that tries again, the first exceptions tell more than a hang in which
     several ranks stand out.
     """
-    last = done(
-        waited(0),
-        waited(1),
+    last = reported_job(
+        timed_out_waiting(0),
+        timed_out_waiting(1),
         stopped(2, IN_SLEEP, world_size=4),
         stopped(3, IN_FAULT, world_size=4),
     )
-    assert apply_rules(diagnosis_of(last)).scope.value == "undetermined"
+    assert apply_rules(diagnose_case(last)).scope.value == "undetermined"
 
     verdict = apply_rules(
-        diagnosis_of(replace(last, handled=(own(3, -9000, in_flight=True), victim(0, -8900))))
+        diagnose_case(
+            replace(last, handled=(own_fault(3, -9000, in_flight=True), victim(0, -8900)))
+        )
     )
 
     headline = "ValueError, rank 3 on worker-1: bad batch"
     assert (verdict.rule, verdict.headline, verdict.confidence) == ("handled", headline, "low")
 
 
-def test_the_rules_in_the_docs() -> None:
+def test_the_documented_table_of_rules_is_current() -> None:
     """docs/guides/strategies.md has the table that tools/describe_fields.py makes."""
     page = (DOCS / "guides" / "strategies.md").read_text(encoding="utf-8")
     assert with_rules(page) == page

@@ -57,7 +57,7 @@ def test_built_in_signatures_are_valid() -> None:
     assert [item.id for item in loaded.signatures] == [item.id for item in BUILT_IN.signatures]
 
 
-def test_an_example_is_what_it_is_an_example_of() -> None:
+def test_each_example_is_decided_by_its_own_signature() -> None:
     """Each example is decided by its own signature, and by none that stands before it."""
     for signature in BUILT_IN.signatures:
         kind, message = _parts(signature.example)
@@ -70,21 +70,21 @@ def test_an_example_is_what_it_is_an_example_of() -> None:
 
 
 @pytest.mark.parametrize("noise", BUILT_IN.noise, ids=lambda noise: noise.id)
-def test_noise_alone(noise: Signature) -> None:
+def test_noise_decides_only_if_there_is_nothing_else(noise: Signature) -> None:
     """Noise decides if there is nothing else, and nothing if there is."""
     found = classify(noise.example)
     assert (found.signature, found.role) == (noise.id, noise.role)
     assert classify(f"CUDA error: misaligned address\n{noise.example}").signature == "gpu-kernel"
 
 
-def test_every_reason_is_a_sentence_of_its_own() -> None:
+def test_every_reason_is_unique_without_a_full_stop() -> None:
     """Every entry has its own reason, without a full stop."""
     entries = BUILT_IN.noise + BUILT_IN.signatures
     assert all(len(entry.why) > 10 and not entry.why.endswith(".") for entry in entries)
     assert len({entry.id for entry in entries}) == len(entries)
 
 
-def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
+def test_a_users_file_comes_first(tmp_path: Path) -> None:
     """Its entries are asked before ours; ours are still there."""
     file = tmp_path / "ours.toml"
     file.write_text(GOOD)
@@ -158,7 +158,9 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_not_valid(change: tuple[str, str], line: int, reason: str) -> None:
+def test_an_invalid_file_is_refused_with_line_and_reason(
+    change: tuple[str, str], line: int, reason: str
+) -> None:
     """The error names the file, the line at which the entry begins, and what to change."""
     text = GOOD.replace(*change, 1)
     assert text != GOOD
@@ -169,7 +171,7 @@ def test_a_file_that_is_not_valid(change: tuple[str, str], line: int, reason: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
     """No file, no text, no TOML: one line."""
     with pytest.raises(SignatureError, match=r"none\.toml: cannot be read"):
         load_signatures(tmp_path / "none.toml")
@@ -205,7 +207,9 @@ _ID = "NCCL communicator and retrieving ncclUniqueId"
         ("bad batch", None),
     ],
 )
-def test_whom_a_text_names(message: str, pointer: dict[str, object] | None) -> None:
+def test_a_pointer_holds_only_what_the_text_says(
+    message: str, pointer: dict[str, object] | None
+) -> None:
     """The pointer holds what the text says, and nothing else."""
     found = classify(message, "RuntimeError").pointer
     assert (found.as_dict() if found is not None else None) == pointer
@@ -247,7 +251,7 @@ def _adversarial(signature: Signature, size: int) -> list[bytes]:
     ],
     ids=["beginnings of several signatures", "a huge one"],
 )
-def test_texts_that_kept_readers_busy_for_minutes(text: str, signature: str) -> None:
+def test_formerly_slow_texts_are_judged_in_seconds(text: str, signature: str) -> None:
     """They are judged in seconds."""
     began = time.thread_time()
     assert classify(text, "RuntimeError").signature == signature
@@ -269,7 +273,7 @@ def test_time_is_linear_in_the_text(signature: Signature) -> None:
 
 
 @pytest.mark.timing
-def test_many_harmless_texts() -> None:
+def test_many_long_harmless_texts_are_judged_in_seconds() -> None:
     """As many workers as a reader opens documents, with different long messages,
     are judged in seconds.
     """
@@ -306,7 +310,7 @@ def test_many_harmless_texts() -> None:
 # --- patterns -------------------------------------------------------------------------------------
 
 
-def test_the_filter_leaves_out_nothing_that_fits() -> None:
+def test_the_filter_never_rejects_a_match() -> None:
     """What the filter calls impossible is not in the text."""
     for signature in BUILT_IN.noise + BUILT_IN.signatures:
         for text in (signature.example.upper().encode(), *_adversarial(signature, 4_000)):
@@ -325,18 +329,20 @@ def test_the_filter_leaves_out_nothing_that_fits() -> None:
         *((same, same) for same in (r"x{3}", r"\{1,2\}", r"[{1,2}]", r"[^]{1,2}]", r"[\]{1,2}]")),
     ],
 )
-def test_a_wider_pattern(pattern: str, wide: str) -> None:
+def test_a_filter_pattern_loses_its_limits_of_repetition(pattern: str, wide: str) -> None:
     """Repetitions with a limit lose it; braces that are text stay."""
     assert widen(pattern) == wide
 
 
 @pytest.mark.parametrize(("kind", "message", "signature"), TEXTS["left_out"])
-def test_what_a_signature_leaves_out(kind: str, message: str, signature: str) -> None:
+def test_unless_leaves_a_text_to_the_signatures_below(
+    kind: str, message: str, signature: str
+) -> None:
     """A text in which `unless` is found, too, is left to the signatures that follow."""
     assert classify(message, kind).signature == signature
 
 
-def test_unless_in_a_file_of_ones_own() -> None:
+def test_unless_works_in_a_users_file() -> None:
     """`unless` keeps a signature and a noise from texts in which it is found."""
     text = GOOD.replace('types = ["ShardError"]', "unless = 'rebuil[dt]'")
     text = text.replace('role = "ambiguous"', 'unless = "twice"\nrole = "ambiguous"')
@@ -384,7 +390,7 @@ WAITED = (
 
 @pytest.mark.parametrize("harmless", TEXTS["harmless"])
 @pytest.mark.parametrize("prefix", ["", "node9: ", "2031-04-05T06:07:08.9Z stderr F "])
-def test_lines_around_a_peers_end(harmless: str, prefix: str) -> None:
+def test_lines_around_a_peers_end_make_no_victim_guilty(harmless: str, prefix: str) -> None:
     """Neither a name nor a notice makes a victim guilty, whether it stands before or after."""
     line = prefix + harmless
     for text, role in ((REMOTE, "secondary"), (WAITED, "ambiguous")):
@@ -393,7 +399,7 @@ def test_lines_around_a_peers_end(harmless: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("own", TEXTS["own"])
-def test_a_fault_of_its_own_among_them(own: str) -> None:
+def test_an_own_fault_counts_among_peers_ends(own: str) -> None:
     """What a process raised itself counts, though harmless lines precede it and
     its peers' ends follow.
     """
@@ -403,6 +409,8 @@ def test_a_fault_of_its_own_among_them(own: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "message", "role"), TEXTS["between_ranks"])
-def test_a_library_between_ranks(kind: str, message: str, role: str) -> None:
+def test_a_communication_error_is_an_own_fault_only_if_it_says_so(
+    kind: str, message: str, role: str
+) -> None:
     """An error of a library that connects ranks is the process's own only if the text says so."""
     assert classify(message.replace("{REMOTE}", REMOTE), kind).role.value == role

@@ -24,7 +24,7 @@ from firstfault.slurm.starts import count_requeues, record_requeue
 from firstfault.slurm_pointer import leave_pointer
 from firstfault.testing import make_error
 from tests.readers.conftest import Attempt
-from tests.seals import DECISION, VERDICT, sealed
+from tests.seals import DECISION, VERDICT, encode_sealed_verdict
 
 COLUMN_WIDTH = 40
 ROWS = """
@@ -60,7 +60,7 @@ def rows(*numbers: str) -> str:
         (("8", "9"), "9", False, ("9", "9", "PENDING", 1)),
     ],
 )
-def test_a_job_by_any_of_its_ids(
+def test_a_job_is_found_by_any_of_its_ids(
     printed: tuple[str, ...],
     job_id: str,
     is_own: bool,
@@ -82,13 +82,15 @@ def test_a_job_by_any_of_its_ids(
         (("16", "17"), "16_9", "Slurm doesn't know job 16_9"),
     ],
 )
-def test_a_job_that_is_not_one(printed: tuple[str, ...], job_id: str, problem: str) -> None:
+def test_a_whole_array_and_a_forgotten_job_are_refused(
+    printed: tuple[str, ...], job_id: str, problem: str
+) -> None:
     """A whole array isn't requeued, and a job that Slurm has forgotten is an error."""
     with pytest.raises(SlurmError, match=problem):
         parse_job(rows(*printed), job_id)
 
 
-def test_the_job_around() -> None:
+def test_an_outer_jobs_array_variables_are_ignored() -> None:
     """The variables of an array may be an outer job's: sbatch passes them on."""
     assert (
         find_job_id({"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "5"})
@@ -155,7 +157,7 @@ TOO_FEW = "the job needs 2 nodes, and 1 that satisfy it would be left"
         (RAN._replace(other="several components"), set(), None, "the job has several components"),
     ],
 )
-def test_nodes_that_are_left(
+def test_a_node_is_excluded_only_if_usable_ones_are_left(
     constraints: Constraints,
     reserved: set[str] | None,
     connected: set[str] | None,
@@ -165,7 +167,7 @@ def test_nodes_that_are_left(
     assert explain_exclusion_problem(constraints, "n1", PARTITION, reserved, connected) == problem
 
 
-def test_reserved_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_other_reservations_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of other active reservations can't be used,
     and of those in a job's own reservation no others can.
     """
@@ -204,8 +206,8 @@ ECC = make_error(
     [(make_error(), True), (ECC, False)],
     ids=["of the program", "of the machine"],
 )
-def test_what_is_read_of_an_attempt(
-    attempt: Attempt, opened: list[str], failure: WorkerError, is_enough: bool
+def test_the_sealed_verdict_suffices_unless_a_machine_may_be_faulty(
+    attempt: Attempt, requested_paths: list[str], failure: WorkerError, is_enough: bool
 ) -> None:
     """The sealed verdict is enough, unless the document of its root cause may prove a machine
     faulty. Without a sealed verdict, or with a damaged one, all is read.
@@ -216,14 +218,14 @@ def test_what_is_read_of_an_attempt(
     own = Judgment(conclusion.verdict, conclusion.decision)
     assert _read_judgments([attempt.uri]) == [own]
     attempt.put("error.pb", b"damaged")
-    opened.clear()
+    requested_paths.clear()
     (unsealed,) = _read_judgments([attempt.uri])
     assert (unsealed.verdict.headline, unsealed.is_sealed) == (own.verdict.headline, False)
-    assert len(opened) > len(documents)
-    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
-    opened.clear()
+    assert len(requested_paths) > len(documents)
+    attempt.put("error.pb", encode_sealed_verdict(conclusion.verdict, conclusion.decision))
+    requested_paths.clear()
     (judgment,) = _read_judgments([attempt.uri])
-    assert (opened == ["error.pb"]) is is_enough
+    assert (requested_paths == ["error.pb"]) is is_enough
     counts = find_judgment(attempt.reader().conclude())
     assert replace(judgment.verdict, root=counts.verdict.root) == counts.verdict
     assert (judgment.decision, judgment.is_sealed) == (counts.decision, True)
@@ -232,7 +234,7 @@ def test_what_is_read_of_an_attempt(
     assert bool(plan.bad_node) is not is_enough
 
 
-def test_an_attempt_without_files(attempt: Attempt) -> None:
+def test_a_missing_folder_has_no_verdict(attempt: Attempt) -> None:
     """A folder that isn't there has no verdict."""
     assert _read_judgments([attempt.uri]) == []
 
@@ -283,7 +285,9 @@ def test_only_slurm_announces_a_preemption(
     assert (plan.stop_reason, plan.is_counted) == (stop_reason, is_counted)
 
 
-def test_the_count_of_requeues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_counts_its_own_requeues_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each job counts its own; repeating the command counts once,
     and a requeue whose record is out of sight counts.
     """

@@ -33,7 +33,7 @@ def uris(
     ]
 
 
-def test_the_numbers_of_a_step() -> None:
+def test_a_step_is_known_by_job_restart_step_and_cluster() -> None:
     """A step's start is known by job, restart, step and cluster;
     a job submitted from an array isn't a task of it.
     """
@@ -59,7 +59,7 @@ def test_the_script_finds_all_steps_of_this_start(home: dict[str, str], tmp_path
     assert uris("471", home) == []
 
 
-def test_programs_of_the_script_itself(home: dict[str, str]) -> None:
+def test_the_last_program_of_a_script_is_found_last(home: dict[str, str]) -> None:
     """The script starts programs with and without srun,
     and the last of them is the last to be found.
     """
@@ -69,7 +69,7 @@ def test_programs_of_the_script_itself(home: dict[str, str]) -> None:
     assert uris("4711", home) == ["/b/first", "/b/step", "/b/eval", "/b/train"]
 
 
-def test_nodes_may_all_write_it(home: dict[str, str]) -> None:
+def test_a_second_node_adds_a_pointer_only_for_another_folder(home: dict[str, str]) -> None:
     """A second node with the same folder adds nothing,
     one with a folder of its own adds a pointer.
     """
@@ -78,14 +78,14 @@ def test_nodes_may_all_write_it(home: dict[str, str]) -> None:
     assert sorted(uris("4711", home)) == ["/b/4711/0", "/on/node/4711/0"]
 
 
-def test_another_home_in_a_container(home: dict[str, str], tmp_path: Path) -> None:
+def test_the_folder_of_runs_has_the_pointer_too(home: dict[str, str], tmp_path: Path) -> None:
     """The folder of the runs has the pointer, too: a container's home isn't the script's."""
     root = str(tmp_path / "runs")
     assert leave_pointer("/b/4711/0", root, home | {"HOME": "/proc/nowhere"})
     assert uris("4711", home, root=root) == ["/b/4711/0"]
 
 
-def test_a_number_that_was_used_before(home: dict[str, str]) -> None:
+def test_a_reused_job_number_is_another_job(home: dict[str, str]) -> None:
     """Another cluster's job, and one from before a cluster's numbers began anew,
     isn't taken for this one.
     """
@@ -98,7 +98,7 @@ def test_a_number_that_was_used_before(home: dict[str, str]) -> None:
     assert uris("4711", nowhere) == []
 
 
-def test_old_pointers_go(home: dict[str, str], tmp_path: Path) -> None:
+def test_old_pointers_are_removed(home: dict[str, str], tmp_path: Path) -> None:
     """A user's home doesn't fill up with pointers."""
     assert leave_pointer("/b/4711/0", "", home)
     (old,) = (tmp_path / "home").rglob("4711")
@@ -144,7 +144,7 @@ def test_a_pointer_of_another_job_is_never_read(linked: str, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
-def test_two_users_of_a_folder(tmp_path: Path) -> None:
+def test_each_user_of_a_shared_folder_reads_only_their_own_pointer(tmp_path: Path) -> None:
     """The second user of a shared folder finds their own pointer there,
     and never reads the first one's.
     """

@@ -13,7 +13,7 @@ from firstfault_logs import snapshot_of
 from firstfault_logs.framing.sizes import SizeMarks
 from lab.consoles.small_print import Flag, check_cause, check_log
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, Show, box, of, show
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, Show, add_prefix, show, torch_box
 
 __all__ = ["show"]
 
@@ -103,7 +103,7 @@ _FAILS = (
 def _box_of_second_node() -> list[str]:
     return [
         line.replace("rank      : 5 (local_rank: 5)", "rank      : 5 (local_rank: 1)")
-        for line in box((5, 1))
+        for line in torch_box((5, 1))
     ]
 
 
@@ -187,7 +187,7 @@ def test_all_were_at_one_place_only_if_all_are_known(show: Show) -> None:
     ):
         lines = [f"world_size={size}"]
         for rank, place in enumerate(places):
-            lines += of(
+            lines += add_prefix(
                 f"[rank{rank}]: ", [line.replace("line 14", f"line {place}") for line in LOST]
             )
         _, found = show(lines)
@@ -202,7 +202,7 @@ def test_citations_that_are_left_out_are_counted_only_if_all_are_known(
     and of 6 it counts those left out.
     """
     for ranks, words in ((12, " and more]"), (6, " and 3 more]")):
-        lines = [line for rank in range(ranks) for line in of(f"[rank{rank}]: ", LOST)]
+        lines = [line for rank in range(ranks) for line in add_prefix(f"[rank{rank}]: ", LOST)]
         (tmp_path / "job.out").write_text("\n".join(lines) + "\n", encoding="utf-8")
         report = " ".join(run("show", str(tmp_path / "job.out")).out.split())
         assert words in report
@@ -212,16 +212,19 @@ def test_citations_that_are_left_out_are_counted_only_if_all_are_known(
 @pytest.mark.parametrize(
     ("lines", "owner"),
     [
-        ([*of("[rank1]: ", RAISED)], "your code"),
-        ([*box((1, 1))], "your code or infrastructure"),
+        ([*add_prefix("[rank1]: ", RAISED)], "your code"),
+        ([*torch_box((1, 1))], "your code or infrastructure"),
         (["[rank1]: RuntimeError: a shape is wrong"], "your code or infrastructure"),
         (
-            [*of("[rank1]: ", RAISED[:4]), "[rank1]: RuntimeError: CUDA error: bad address"],
+            [
+                *add_prefix("[rank1]: ", RAISED[:4]),
+                "[rank1]: RuntimeError: CUDA error: bad address",
+            ],
             "your code or infrastructure",
         ),
         (
             [
-                *of("[rank1]: ", RAISED[:4]),
+                *add_prefix("[rank1]: ", RAISED[:4]),
                 "[rank1]: RuntimeError: CUDA error: device-side assert triggered",
             ],
             "your code",
@@ -230,7 +233,7 @@ def test_citations_that_are_left_out_are_counted_only_if_all_are_known(
 )
 def test_whose_fault_it_is_needs_a_frame(show: Show, lines: list[str], owner: str) -> None:
     """Only a frame outside of libraries shows that the program's own code failed."""
-    _, found = show([*of("[rank0]: ", STEPS), *lines])
+    _, found = show([*add_prefix("[rank0]: ", STEPS), *lines])
     assert (found["verdict"]["ranks"], found["fault"].partition(",")[0]) == ([1], owner)
 
 
@@ -263,7 +266,7 @@ def test_a_job_that_was_ended_has_no_root_cause(
     and only a scheduler's word proves a preemption.
     """
     (tmp_path / "job.out").write_text(
-        "\n".join([*of("0: ", STEPS), *of("1: ", STEPS), last]), encoding="utf-8"
+        "\n".join([*add_prefix("0: ", STEPS), *add_prefix("1: ", STEPS), last]), encoding="utf-8"
     )
     report = " ".join(run("show", str(tmp_path / "job.out")).out.split())
     assert f"{fault}, ended from outside, confidence" in report
@@ -274,7 +277,9 @@ def test_a_job_that_was_ended_has_no_root_cause(
 def test_a_rank_that_finished_was_not_stopped(show: Show) -> None:
     """A rank whose last lines report success has finished, and isn't a victim."""
     done = ["step 9 loss 2.1", "Training finished successfully"]
-    _, found = show([*of("0: ", [*STEPS, *done]), *of("1: ", STEPS), *of("1: ", RAISED)])
+    _, found = show(
+        [*add_prefix("0: ", [*STEPS, *done]), *add_prefix("1: ", STEPS), *add_prefix("1: ", RAISED)]
+    )
     assert found["verdict"]["ranks"] == [1]
     assert found["victims_by_state"] == {"finished": [0]}
     assert found["verdict"]["victims"]["count"] == 0
@@ -307,13 +312,21 @@ def test_one_cause_without_a_rank_is_not_undetermined(show: Show) -> None:
     """
     _, found = show([*STEPS, *RAISED])
     assert found["first_line"].startswith("ValueError retry unclear: no labels")
-    _, found = show([*of("0: ", STEPS), *of("1: ", STEPS), "srun: error: c1: task 1: Terminated"])
+    _, found = show(
+        [
+            *add_prefix("0: ", STEPS),
+            *add_prefix("1: ", STEPS),
+            "srun: error: c1: task 1: Terminated",
+        ]
+    )
     assert "agent" not in str(found["unknown"]) + str(found["verdict"]["why"])
 
 
 def test_the_size_in_json_says_what_it_is(show: Show) -> None:
     """A number that no line states is a minimum."""
-    _, found = show([*of("[rank0]: ", STEPS), *of("[rank3]: ", RAISED), *box((3, 1))])
+    _, found = show(
+        [*add_prefix("[rank0]: ", STEPS), *add_prefix("[rank3]: ", RAISED), *torch_box((3, 1))]
+    )
     assert (found["job"]["ranks"], found["job"]["at_least"]) == (4, ["ranks"])
 
 
@@ -321,13 +334,14 @@ def test_the_checker_finds_untrue_lines(tmp_path: Path) -> None:
     """A report on a log that the checker reads itself has no flag, and a wrong one has."""
     log = tmp_path / "job.log"
     log.write_text(
-        "\n".join([*of("0: ", STEPS), *of("1: ", RAISED), "WORLD_SIZE=2"]) + "\n", encoding="utf-8"
+        "\n".join([*add_prefix("0: ", STEPS), *add_prefix("1: ", RAISED), "WORLD_SIZE=2"]) + "\n",
+        encoding="utf-8",
     )
     assert check_log(log) == []
     assert snapshot_of([log]) is not None
 
 
-def test_what_the_checker_flags() -> None:
+def test_the_checker_flags_words_without_a_source() -> None:
     """Sizes, missing ranks, stops, times and words without a source are flagged."""
     from lab.consoles.small_print import check_report  # noqa: PLC0415 - only here
 
@@ -394,7 +408,7 @@ def test_what_the_checker_flags() -> None:
         '{"log": "[rank0]: \\u2502 /a/train.py:8 in step   \\u2502"}',
     ],
 )
-def test_frames_that_the_checker_reads(frame: str) -> None:
+def test_the_checker_reads_frames_in_json_and_boxes(frame: str) -> None:
     """A frame in a string of JSON, or in rich's box behind a prefix, shows whose code failed."""
     report = {"verdict": {}, "fault": "your code"}
     assert list(check_cause(report, "", frame)) == []
@@ -456,9 +470,9 @@ def test_a_start_needs_something_below_it(
     assert is_started_again or "ValueError: no labels in shard 9" in said
 
 
-def test_an_exception_that_is_printed_with_and_without_its_rank(show: Show) -> None:
+def test_an_exception_printed_with_and_without_its_rank_is_one(show: Show) -> None:
     """It's the exception of that rank only: a rank that exited without a word didn't raise it."""
-    _, found = show([*STEPS, *RAISED, *of("[rank0]: ", RAISED), *box((1, 1), (0, 1))])
+    _, found = show([*STEPS, *RAISED, *add_prefix("[rank0]: ", RAISED), *torch_box((1, 1), (0, 1))])
     alike = [
         rank for rank, text in found["verdict"]["victims"]["ranks"].items() if "ValueError" in text
     ]
@@ -469,12 +483,12 @@ def test_an_exception_that_is_printed_with_and_without_its_rank(show: Show) -> N
     "of_record",
     ["E0731 12:00:00.123 4242 loop.py:258] ", "E0731 12:00:00.123456 140211 a/b.cc:9] "],
 )
-def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) -> None:
+def test_a_loggers_prefix_of_a_traceback_is_cut(show: Show, of_record: str) -> None:
     """The prefix of a logged traceback is cut if each line has it,
     and if only the first line has it.
     """
     before = [f"I0731 11:59:00.000001 4242 loop.py:25] {step}" for step in STEPS]
-    for lines in (of(of_record, RAISED), [of_record + RAISED[0], *RAISED[1:]]):
+    for lines in (add_prefix(of_record, RAISED), [of_record + RAISED[0], *RAISED[1:]]):
         _, found = show([*before, *lines])
         assert found["verdict"]["headline"] == "ValueError: no labels in shard 9"
         assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
@@ -491,14 +505,16 @@ def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) 
         (5, ["1: ValueError", "1: : no labels in shard 9"]),
     ],
 )
-def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str]) -> None:
+def test_labels_do_not_break_a_line_of_a_traceback(
+    show: Show, line: int, pieces: list[str]
+) -> None:
     """Pieces of a line of a traceback that srun labels are one line."""
     lines = [
-        *of("0: ", STEPS),
-        *of("1: ", STEPS),
-        *of("1: ", RAISED[:line]),
+        *add_prefix("0: ", STEPS),
+        *add_prefix("1: ", STEPS),
+        *add_prefix("1: ", RAISED[:line]),
         *pieces,
-        *of("1: ", RAISED[line + 1 :]),
+        *add_prefix("1: ", RAISED[line + 1 :]),
     ]
     _, found = show(lines)
     assert (found["verdict"]["ranks"], found["verdict"]["headline"]) == (
@@ -508,7 +524,7 @@ def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str
     assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
 
 
-def test_a_local_rank_before_the_rank_of_a_native_line(show: Show) -> None:
+def test_a_launchers_number_does_not_hide_a_native_lines_rank(show: Show) -> None:
     """A launcher's number before a native line doesn't hide the rank that the line names."""
     line = "2031-05-06T07:08:0{0}.000-07:00 | [{0}]:[E ProcessGroupNCCL.cpp:8] [Rank {1}] "
     waits = (
@@ -524,5 +540,5 @@ def test_a_logger_is_no_node(show: Show) -> None:
     although each line of a traceback has it.
     """
     prefix = "2031-05-06 07:08:09,123 - FineTuner - INFO - [rank1]: "
-    _, found = show(of(prefix, RAISED))
+    _, found = show(add_prefix(prefix, RAISED))
     assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([1], None)

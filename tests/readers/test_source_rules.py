@@ -101,7 +101,7 @@ def _is_one_of(name: str, known: set[str]) -> bool:
     return any(name == item or name.startswith(f"{item}.") for item in known)
 
 
-def test_secrets_are_removed_at_few_doors() -> None:
+def test_only_listed_modules_remove_secrets() -> None:
     """Only what writes a document and what reads foreign text removes secrets;
     each door is in use.
     """
@@ -118,7 +118,7 @@ def test_secrets_are_removed_at_few_doors() -> None:
     assert {door for door in DOORS for name in found if _is_one_of(name, {door})} == DOORS.keys()
 
 
-def test_documents_are_written_through_the_door() -> None:
+def test_only_the_wire_package_writes_documents() -> None:
     """Only `firstfault.wire` makes the bytes of a document, so every text of one passes `clean`."""
     makes = {
         name
@@ -144,12 +144,12 @@ def test_documents_are_written_through_the_door() -> None:
         ("try: f()\nexcept BaseException:\n g()\n raise", False),
     ],
 )
-def test_what_swallows(code: str, swallows: bool) -> None:
+def test_a_handler_of_every_exception_counts_unless_it_raises(code: str, swallows: bool) -> None:
     """A handler of every exception counts unless it raises at its end."""
     assert _swallows(ast.parse(code)) is swallows
 
 
-def test_each_line_has_the_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_log_line_begins_with_the_name_once(caplog: pytest.LogCaptureFixture) -> None:
     """A line of firstfault's loggers begins with its name once,
     and no module has loggers of its own.
     """
@@ -167,7 +167,7 @@ def test_each_line_has_the_name(caplog: pytest.LogCaptureFixture) -> None:
     assert takes - LOGGERS.keys() == set()
 
 
-def test_every_exception_is_caught_in_few_places() -> None:
+def test_only_listed_modules_catch_every_exception() -> None:
     """No module catches every exception but the guards."""
     found = {name for name, module in _sources() if _swallows(module)}
     assert found - GUARDS.keys() == set()

@@ -36,7 +36,7 @@ def _without_waiting() -> Iterator[None]:
     stamina.set_testing(False)
 
 
-def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any:
+def run_with_store(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any:
     async def entered() -> Any:
         async with open_store(str(uri)) as store:
             return await action(store)
@@ -48,24 +48,24 @@ def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any
 
 
 @pytest.mark.parametrize("name", ["a-file/error.pb", "a-file/below/error.pb"])
-def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+def test_an_unwritable_folder_is_named_and_left_empty(tmp_path: Path, name: str) -> None:
     """A write below a file raises an error that names the path, not ObjectNotFoundError,
     and leaves nothing.
     """
     (tmp_path / "a-file").write_bytes(b"x")
     with pytest.raises(StoreError, match=rf"cannot write {tmp_path}/{name}") as caught:
-        _in(tmp_path, lambda store: store.put(name, b"x"))
+        run_with_store(tmp_path, lambda store: store.put(name, b"x"))
     assert not isinstance(caught.value, ObjectNotFoundError)
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
 
 
-def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_partly_written_file_is_removed(tmp_path: Path) -> None:
     """Nothing is left of a file that could only be written in part."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(StoreError, match="File too large"):
-            _in(tmp_path, lambda store: store.put("errors/a.pb", bytes(5000)))
+            run_with_store(tmp_path, lambda store: store.put("errors/a.pb", bytes(5000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((tmp_path / "errors").iterdir()) == []
@@ -80,13 +80,13 @@ def test_a_file_that_is_still_being_written_is_not_listed(
 
     def look_then_move(self: LocalFileSystem, source: str, target: str, **options: Any) -> None:
         assert source != target
-        listed = _in(tmp_path, lambda store: store.list("errors"))
+        listed = run_with_store(tmp_path, lambda store: store.list("errors"))
         seen.append([(item.name, item.size) for item in listed])
         move(self, source, target, **options)
 
     monkeypatch.setattr(LocalFileSystem, "mv", look_then_move)
-    _in(tmp_path, lambda store: store.put("errors/a.pb", b"x"))
-    _in(tmp_path, lambda store: store.put("errors/a.pb", b"xyz"))
+    run_with_store(tmp_path, lambda store: store.put("errors/a.pb", b"x"))
+    run_with_store(tmp_path, lambda store: store.put("errors/a.pb", b"xyz"))
     assert seen == [[], [("a.pb", 1)]]
 
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_still_being_written_is_not_listed(
         ("abfs:/c", "abfs"),
     ],
 )
-def test_a_scheme_without_two_slashes(uri: str, scheme: str) -> None:
+def test_a_scheme_without_two_slashes_is_a_usage_error(uri: str, scheme: str) -> None:
     """It is a mistyped URI, and not a folder of this machine."""
     with pytest.raises(
         UsageError, match=f"two slashes follow the scheme, as in {scheme}://bucket/key"
@@ -108,9 +108,9 @@ def test_a_scheme_without_two_slashes(uri: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["s3/x", "gs:x", "with:colon/x"])
-def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str) -> None:
+def test_a_folder_that_looks_like_a_scheme_is_local(tmp_path: Path, folder: str) -> None:
     """A local folder is one, whatever its name."""
-    _in(tmp_path / folder, lambda store: store.put("a.pb", b"x"))
+    run_with_store(tmp_path / folder, lambda store: store.put("a.pb", b"x"))
     assert (tmp_path / folder / "a.pb").read_bytes() == b"x"
 
 
@@ -124,7 +124,7 @@ def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str)
         ("webhdfs://host/out", "is not installed \\(install a package to access webhdfs\\)$"),
     ],
 )
-def test_a_storage_that_is_not_installed(
+def test_a_storage_that_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, uri: str, reason: str
 ) -> None:
     """An unknown scheme or a missing package raises a UsageError that says what to install."""
@@ -138,7 +138,7 @@ def test_a_storage_that_is_not_installed(
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     with pytest.raises(UsageError, match=reason):
-        _in(uri, lambda store: store.list())
+        run_with_store(uri, lambda store: store.list())
 
 
 class _Held:
@@ -153,7 +153,7 @@ def test_a_missing_object_keeps_no_caller_alive(tmp_path: Path) -> None:
     def read() -> weakref.ref[_Held]:
         held = _Held()
         with pytest.raises(ObjectNotFoundError):
-            _in(tmp_path, lambda store: store.get("error.pb"))
+            run_with_store(tmp_path, lambda store: store.get("error.pb"))
         return weakref.ref(held)
 
     gc.collect()
@@ -164,7 +164,7 @@ def test_a_missing_object_keeps_no_caller_alive(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_a_store_is_used_inside_async_with(tmp_path: Path) -> None:
+def test_a_request_outside_of_async_with_raises(tmp_path: Path) -> None:
     """A request outside of `async with` raises a RuntimeError that says so."""
     store = open_store(str(tmp_path))
     with pytest.raises(RuntimeError, match="async with"):
@@ -236,7 +236,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize("error", _TRANSIENT.values(), ids=_TRANSIENT)
-def test_a_transient_error(
+def test_a_transient_error_is_retried_then_raised(
     tmp_path: Path, failing: Callable[..., list[str]], error: Exception
 ) -> None:
     """A request is sent up to three times; then StoreUnavailableError is raised,
@@ -247,15 +247,15 @@ def test_a_transient_error(
     with pytest.raises(
         StoreUnavailableError, match=rf"cannot list {tmp_path}: .*check the endpoint"
     ) as caught:
-        _in(tmp_path, lambda store: store.list())
+        run_with_store(tmp_path, lambda store: store.list())
     assert len(calls) == 3
     assert type(caught.value.__cause__) is type(error)
-    assert [item.name for item in _in(tmp_path, lambda store: store.list())] == ["a.pb"]
+    assert [item.name for item in run_with_store(tmp_path, lambda store: store.list())] == ["a.pb"]
     assert len(calls) == 6
 
 
 @pytest.mark.parametrize(("error", "kind", "advice"), _FINAL.values(), ids=_FINAL)
-def test_a_final_error_is_typed_at_once(
+def test_a_refused_request_is_not_retried(
     tmp_path: Path,
     failing: Callable[..., list[str]],
     error: Exception,
@@ -267,7 +267,7 @@ def test_a_final_error_is_typed_at_once(
     """
     calls = failing(*[error] * 9)
     with pytest.raises(kind, match=advice) as caught:
-        _in(tmp_path, lambda store: store.list())
+        run_with_store(tmp_path, lambda store: store.list())
     assert type(caught.value) is kind
     assert len(calls) == 1
 
@@ -335,7 +335,9 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+def test_a_slow_first_answer_is_awaited_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
     """A storage that answers late, as after a login, is listed;
     one that does not answer raises an error.
     """
@@ -353,10 +355,11 @@ def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> No
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda _protocol: Slow)
     if hangs:
         with pytest.raises(StoreUnavailableError, match="no answer within"):
-            _in("recording://bucket/out", lambda store: store.list())
+            run_with_store("recording://bucket/out", lambda store: store.list())
     else:
         assert [
-            item.name for item in _in("recording://bucket/out", lambda store: store.list())
+            item.name
+            for item in run_with_store("recording://bucket/out", lambda store: store.list())
         ] == ["a.pb"]
 
 
@@ -387,7 +390,7 @@ def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> No
         ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "s"}, {}),
     ],
 )
-def test_settings_of_s3(
+def test_flytekits_endpoint_overrides_botocores(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
 ) -> None:
     """The endpoint of flytekit's variable overrides botocore's; botocore reads its own keys."""
@@ -400,7 +403,7 @@ def test_settings_of_s3(
     assert build_storage_options("s3", {"key": "mine"})["key"] == "mine"
 
 
-def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_s3_do_not_reach_other_storages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of S3 do not reach another storage."""
     monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "id")
     assert build_storage_options("gs", {"token": "t"}) == {"token": "t"}
@@ -419,7 +422,7 @@ def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch)
         ("error.pb", (".", "error.pb")),
     ],
 )
-def test_splitting(uri: str, halves: tuple[str, str]) -> None:
+def test_a_uri_is_split_and_joined_with_one_slash(uri: str, halves: tuple[str, str]) -> None:
     """A URI is split into its folder and its name, and joined with one slash."""
     assert split_name(uri) == halves
     assert join(*halves) == uri.removesuffix("/") or halves[0] == "."
@@ -437,6 +440,6 @@ def test_splitting(uri: str, halves: tuple[str, str]) -> None:
         ("memory://x", False),
     ],
 )
-def test_what_is_remote(uri: str, remote: bool) -> None:
+def test_a_local_folder_is_not_remote_with_or_without_a_scheme(uri: str, remote: bool) -> None:
     """A folder of this machine is not remote, with or without a scheme."""
     assert is_remote(uri) is remote

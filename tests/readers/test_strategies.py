@@ -24,7 +24,7 @@ from firstfault.strategies import (
 from firstfault.strategies.earliest import find_clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
-from tests.readers.scenes import done, own, victim
+from tests.readers.scenes import own_fault, reported_job, victim
 
 _STOPPED = {
     "exception": None,
@@ -85,7 +85,7 @@ _CAUGHT = {
         "alone",
     ],
 )
-def test_an_exception_in_flight_when_its_process_was_stopped(
+def test_a_stopped_process_is_the_cause_only_if_it_raised_first(
     others: tuple[model.WorkerError, ...], rank: int
 ) -> None:
     """A process that was stopped with an exception in flight is the cause only if that
@@ -122,7 +122,7 @@ _COMPLETE = (make_presence(nodes=1),)
         "a bare exit",
     ],
 )
-def test_how_sure_earliest_is(
+def test_earliest_is_sure_only_with_one_clock_and_complete_coverage(
     failures: Sequence[model.WorkerError], roster: Any, confidence: str
 ) -> None:
     """Earliest is sure with one clock and complete coverage,
@@ -166,7 +166,7 @@ def test_the_same_fault_later_is_no_victim() -> None:
         (make_error(3, node="w-1", worker="w-2", host="host-7"), model.Scope.RANK, (3,), "w-1"),
     ],
 )
-def test_the_scope(
+def test_the_scope_follows_from_the_document(
     root: model.WorkerError,
     scope: model.Scope,
     ranks: tuple[int, ...],
@@ -206,7 +206,7 @@ def test_the_scope(
         ({"exception": None}, "unknown"),
     ],
 )
-def test_the_category(changes: dict[str, Any], category: str) -> None:
+def test_the_writers_category_counts_first(changes: dict[str, Any], category: str) -> None:
     """The writer's claim counts first, then what exception, signal and exit code allow to say."""
     verdict = _verdict("earliest", make_error(**changes))
     assert (verdict.category, verdict.root.stopped_by_agent) == (category, category == "stopped")
@@ -265,7 +265,9 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
         ({"rank": None, "node": ""}, "ValueError, an unnamed process: boom"),
     ],
 )
-def test_the_headline(changes: dict[str, Any], headline: str) -> None:
+def test_the_headline_is_one_line_of_what_who_and_message(
+    changes: dict[str, Any], headline: str
+) -> None:
     """The headline is one line: what, who, and what it said;
     of Flyte's own texts the sentence after "Message:".
     """
@@ -274,7 +276,7 @@ def test_the_headline(changes: dict[str, Any], headline: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
-def test_many_ranks_and_exceptions_in_a_headline(count: int, more: str) -> None:
+def test_a_headline_lists_the_first_eight_ranks_and_the_first_cause(count: int, more: str) -> None:
     """Of many ranks the first eight are listed; the first cause is named,
     then what was raised from it.
     """
@@ -318,7 +320,7 @@ def test_victims_are_listed_by_rank() -> None:
     assert ([rank for rank, _ in many.by_rank], many.count) == ([*range(1, 101)], 499)
 
 
-def test_what_was_read_is_in_the_verdict() -> None:
+def test_the_verdict_carries_its_roots_fields_and_the_coverage() -> None:
     """The verdict carries the message, code, time and fingerprint of its root,
     and the job's coverage and digest.
     """
@@ -344,16 +346,18 @@ def test_what_was_read_is_in_the_verdict() -> None:
     assert not verdict.settled
 
 
-def test_a_headline_without_a_text_or_a_rank() -> None:
+def test_a_headline_without_text_has_the_line_or_silent_nodes() -> None:
     """A bare assert has the line that raised it; without a cause, silent nodes are named,
     of four billion the first.
     """
     frame = model.FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
-    root = own(2, message="", exception=model.ExceptionInfo("AssertionError", "", frames=(frame,)))
+    root = own_fault(
+        2, message="", exception=model.ExceptionInfo("AssertionError", "", frames=(frame,))
+    )
     headline = (
         "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
     )
-    assert evidence(done(root, victim(0))).headline == headline
+    assert evidence(reported_job(root, victim(0))).headline == headline
     for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
         places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
         verdict = evidence(
@@ -426,12 +430,14 @@ def _stored(failure: model.WorkerError, seconds: float, name: str) -> model.Work
 
 
 @pytest.mark.parametrize("wrong_s", [-600, 600])
-def test_a_clock_that_is_wrong(wrong_s: int) -> None:
+def test_a_wrong_clock_is_corrected_and_noted(wrong_s: int) -> None:
     """A node's clock is corrected by what the storage says of its uploads,
     and that it is wrong is said.
     """
-    late = own(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
-    job = done(_stored(own(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb"))
+    late = own_fault(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
+    job = reported_job(
+        _stored(own_fault(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb")
+    )
     receipts = [
         (model.Receipt(name, durable=True, fault_to_durable_ns=10_000_000),)
         for name in ("a.pb", "b.pb")
@@ -449,11 +455,13 @@ def test_a_clock_that_is_wrong(wrong_s: int) -> None:
 
 @pytest.mark.parametrize("uuids", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("last_stored_ms", [3005, 9000])
-def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> None:
+def test_documents_of_one_process_are_compared_with_their_own_times(
+    uuids: tuple[str, str], last_stored_ms: int
+) -> None:
     """One process wrote of a moment in flight and again later:
     each document is compared with its own times.
     """
-    final = own(1)
+    final = own_fault(1)
     documents = []
     receipts = []
     assert final.timestamp_ns is not None
@@ -491,7 +499,9 @@ _MOMENTS = st.builds(
 
 @settings(max_examples=400)
 @given(st.lists(_MOMENTS, max_size=5), _MOMENTS)
-def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.WorkerError) -> None:
+def test_one_pass_equals_comparing_each_with_each(
+    failures: list[model.WorkerError], other: model.WorkerError
+) -> None:
     """What one pass tells is the same as comparing each failure with each."""
     clocks = Clocks(make_job(*failures))
     assert clocks.make_before_all_check(failures)(other) is all(
@@ -506,10 +516,10 @@ def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.W
 
 
 @pytest.mark.slow
-def test_thousands_of_ranks() -> None:
+def test_a_verdict_on_4096_ranks_takes_no_quadratic_time() -> None:
     """A verdict on 4,096 ranks, whatever order they are in, takes no quadratic time."""
     failures = [victim(rank, 40 + rank % 7, peer=rank % 200) for rank in range(4_096)]
-    failures[711] = own(711)
+    failures[711] = own_fault(711)
     job = make_job(*random.Random(1).sample(failures, len(failures)))
     began = time.thread_time()
     assert evidence(job).ranks == (711,)

@@ -31,7 +31,7 @@ def test_eliding_keeps_the_limit(text: str, limit: int) -> None:
         ("tab\tand\nline", "tab\tand\nline"),
     ],
 )
-def test_cleaning(text: str, stored: str) -> None:
+def test_cleaned_text_is_utf8_without_nul_and_credentials(text: str, stored: str) -> None:
     """A cleaned text is valid UTF-8 without NUL and credentials, and otherwise unchanged."""
     assert clean(text, 1_000) == stored
 
@@ -50,7 +50,7 @@ def test_cleaning(text: str, stored: str) -> None:
         ("caf\u00e9 \u2192 \U0001f525", "caf\u00e9 \u2192 \U0001f525"),
     ],
 )
-def test_printable(text: str, shown: str) -> None:
+def test_terminal_control_is_dropped(text: str, shown: str) -> None:
     """Terminal control is dropped; letters, newlines and tabs stay."""
     assert printable(text) == shown
 
@@ -71,7 +71,9 @@ def test_printable(text: str, shown: str) -> None:
         ("\x1b[31mred\x1b[0m\nnext", 200, "red"),
     ],
 )
-def test_one_line(text: str, limit: int, line: str) -> None:
+def test_one_line_is_the_first_non_empty_line_within_the_limit(
+    text: str, limit: int, line: str
+) -> None:
     """The first non-empty line, with dots if it was cut, never longer than the limit."""
     assert one_line(text, limit) == line
 
@@ -87,13 +89,13 @@ def test_one_line(text: str, limit: int, line: str) -> None:
         ("", ""),
     ],
 )
-def test_the_sentence_of_a_message(message: str, sentence: str) -> None:
+def test_the_first_line_loses_flytekits_code(message: str, sentence: str) -> None:
     """The first line of a message, without the code that flytekit puts before it."""
     assert extract_sentence(message) == sentence
 
 
 @given(_ANY_TEXT, st.integers(1, 40))
-def test_the_end_of_a_text(text: str, limit: int) -> None:
+def test_the_end_of_a_text_keeps_the_limit(text: str, limit: int) -> None:
     """The end of a text is at most as long as asked, and is the end of the cleaned text."""
     end = clean_end(text, limit)
     assert len(end) <= limit

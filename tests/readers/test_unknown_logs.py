@@ -14,12 +14,12 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.utils.toml import parse_toml
 from tests.readers.commands import Ran
-from tests.readers.test_job_logs import LOST, RAISED, STEPS, box, of
+from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, add_prefix, torch_box
 
 Show: TypeAlias = Callable[..., dict[str, Any]]
-OWN = of("[rank1]: ", RAISED)
-OTHERS = of("[rank0]: ", LOST)
-FAILED = [*of("[rank0]: ", STEPS[:2]), *OWN, *OTHERS]
+OWN = add_prefix("[rank1]: ", RAISED)
+OTHERS = add_prefix("[rank0]: ", LOST)
+FAILED = [*add_prefix("[rank0]: ", STEPS[:2]), *OWN, *OTHERS]
 BARE = [line.strip() for line in RAISED]
 LOGS = parse_toml((Path(__file__).parent / "unknown_logs.toml").read_text(encoding="utf-8"))
 RANKS = ("rank 0 of 2, pid 410", "rank 1 of 2, pid 411")
@@ -66,23 +66,23 @@ EXPORTS = {
     ],
     "an array": ["[", *(json.dumps({"textPayload": line}, indent=1) + "," for line in FAILED), "]"],
     "the newest line first": as_newest_first(FAILED),
-    "a prefix in front of others": of(
-        "<east/blue> ", of("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])
+    "a prefix in front of others": add_prefix(
+        "<east/blue> ", add_prefix("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])
     ),
-    "no indentation": [*of("[rank1]: ", BARE), *OTHERS],
+    "no indentation": [*add_prefix("[rank1]: ", BARE), *OTHERS],
     "Windows paths": [line.replace("/job/", "C:\\\\job\\\\") for line in FAILED],
     "one line": [
-        *of("[rank0]: ", STEPS[:2]),
+        *add_prefix("[rank0]: ", STEPS[:2]),
         "[rank1]: " + " ".join(line.strip() for line in RAISED),
         *OTHERS,
     ],
-    "lines of pytest": [*of("E   ", RAISED), "1 failed in 3s"],
+    "lines of pytest": [*add_prefix("E   ", RAISED), "1 failed in 3s"],
     "one escaped string": [f'"error": "{chr(92)}n'.join(["", *OWN]), *OTHERS],
 }
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_exports_of_collectors(show: Show, form: str) -> None:
+def test_program_lines_are_found_in_exports_of_collectors(show: Show, form: str) -> None:
     """The lines that the program printed are found in what a collector,
     a chat or an editor made of them.
     """
@@ -98,7 +98,7 @@ def test_exports_of_collectors(show: Show, form: str) -> None:
 
 
 @pytest.mark.parametrize("case", LOGS["failures"])
-def test_who_failed(show: Show, case: str) -> None:
+def test_rank_and_category_are_found_whichever_program_reports(show: Show, case: str) -> None:
     """Rank and category are found, whichever program reports the end."""
     failure = LOGS["failures"][case]
     found = show(failure["log"].splitlines())["verdict"]
@@ -106,7 +106,7 @@ def test_who_failed(show: Show, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", LOGS["successes"])
-def test_a_success_is_proven_at_the_end(show: Show, case: str) -> None:
+def test_handled_exceptions_and_noise_make_no_failure_of_a_success(show: Show, case: str) -> None:
     """Handled exceptions, noise at the end and an earlier job's failure make
     no failure of a success.
     """
@@ -119,14 +119,25 @@ def test_the_last_job_of_a_file_counts(show: Show) -> None:
     """
     other = [line.replace("ValueError: no labels", "KeyError: no key") for line in RAISED]
     for between in ([], ["(base) me@host:~/job$ CUDA_VISIBLE_DEVICES=0,1 python train.py"]):
-        found = show([*OWN, *box((1, 1)), *between, *STEPS, *of("[rank0]: ", other), *box((0, 1))])
+        found = show(
+            [
+                *OWN,
+                *torch_box((1, 1)),
+                *between,
+                *STEPS,
+                *add_prefix("[rank0]: ", other),
+                *torch_box((0, 1)),
+            ]
+        )
         assert (found["verdict"]["ranks"], found["root"]["type"]) == ([0], "KeyError")
 
 
-def test_a_log_of_the_kernel_in_a_second_file(show: Show) -> None:
+def test_a_kernels_log_decides_category_and_machine(show: Show) -> None:
     """The kernel's log decides the category and names the machine."""
     cuda = [
-        *of("[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]),
+        *add_prefix(
+            "[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]
+        ),
         *OTHERS,
     ]
     xid = (
@@ -139,7 +150,7 @@ def test_a_log_of_the_kernel_in_a_second_file(show: Show) -> None:
     assert found["code"] == EXIT.ROOT_CAUSE_RETRYABLE
 
 
-def test_logs_of_several_jobs(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_logs_of_different_jobs_are_not_merged(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Logs with different job numbers aren't merged."""
     for job in (4711, 4712):
         (tmp_path / f"slurm-{job}.out").write_text("\n".join(FAILED), encoding="utf-8")
@@ -149,7 +160,7 @@ def test_logs_of_several_jobs(run: Callable[..., Ran], tmp_path: Path) -> None:
     )
 
 
-def test_a_word_that_most_lines_have(show: Show, tmp_path: Path) -> None:
+def test_error_in_every_line_costs_nothing_and_hides_nothing(show: Show, tmp_path: Path) -> None:
     """Lines with "error" in each of them cost no more than lines without,
     and the failure is still found.
     """
@@ -158,7 +169,9 @@ def test_a_word_that_most_lines_have(show: Show, tmp_path: Path) -> None:
     assert found["verdict"]["ranks"] == [1]
 
 
-def test_a_folder_of_unrelated_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_unrelated_logs_are_listed_and_one_is_asked_for(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     """Logs of trainings that ran one after another are listed, and one is asked for;
     logs of one time are one job.
     """
@@ -197,7 +210,7 @@ def test_a_folder_of_unrelated_logs(run: Callable[..., Ran], tmp_path: Path) -> 
         ("step 6", "[...]", "the log is cut at its end"),
     ],
 )
-def test_a_log_that_is_cut(
+def test_a_cut_log_is_named_as_cut(
     run: Callable[..., Ran],
     tmp_path: Path,
     begin: str,
@@ -216,7 +229,7 @@ def test_a_log_that_is_cut(
     assert "is cut" not in run("show", str(log)).err
 
 
-def test_last_lines_with_a_level(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_lines_below_error_are_no_reported_failure(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Lines of a level below error are the last lines of a rank that reported no failure."""
     lines = [
         f"{rank}: 2031-03-07 08:00:0{step},000 | INFO | [step {step}] loss=2.{step}"

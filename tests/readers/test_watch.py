@@ -28,13 +28,13 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.json_schemas import restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
-from tests.seals import sealed
-from tests.waiting import until
+from tests.seals import encode_sealed_verdict
+from tests.waiting import wait_until
 
 Watch: TypeAlias = Callable[..., tuple[int, str, str]]
 
 
-SOON = ("--interval", "0.005")
+SHORT_INTERVAL = ("--interval", "0.005")
 
 
 def node(number: int, phase: Phase = Phase.FAILED, **fields: object) -> object:
@@ -55,7 +55,7 @@ def victim() -> object:
     return make_error(0, node="w-0", group_rank=0, at_ms=20, exception="RuntimeError", message=text)
 
 
-def later() -> object:
+def later_fault() -> object:
     """Return a fault of rank 0 itself, 30 s after rank 1's."""
     return make_error(
         0,
@@ -89,7 +89,9 @@ def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
     monkeypatch.setattr("firstfault.cli._following._SEALING_SECONDS", 0.05)
 
     def watch(
-        *steps: Callable[[], object], options: tuple[str, ...] = SOON, uri: str = attempt.uri
+        *steps: Callable[[], object],
+        options: tuple[str, ...] = SHORT_INTERVAL,
+        uri: str = attempt.uri,
     ) -> tuple[int, str, str]:
         ended = threading.Event()
 
@@ -123,10 +125,10 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(
     """The first document gives an answer at once, which is not decided; a later one corrects it."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
-        lambda: attempt.write(later()),
+        lambda: attempt.write(later_fault()),
         lambda: attempt.write(root()),
         lambda: attempt.join(node(0), node(1)),
-        options=(*SOON, *options),
+        options=(*SHORT_INTERVAL, *options),
     )
     assert code == EXIT.ROOT_CAUSE
     first, second, *rest = out.splitlines()
@@ -143,7 +145,7 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(
     assert err.index("corrected by") < err.index("every node has reported")
 
 
-def _told(
+def build_live_state(
     number: int,
     begun: int,
     rate: float,
@@ -164,28 +166,32 @@ def _told(
 @pytest.mark.parametrize(
     ("nodes", "line"),
     [
-        ([_told(0, 4000, 12.5, 0.0, fewer=9)], "4,000 collectives; a second: w-0 12.5"),
+        ([build_live_state(0, 4000, 12.5, 0.0, fewer=9)], "4,000 collectives; a second: w-0 12.5"),
         (
-            [_told(0, 41, 0.0, 9.0), _told(1, 41, 0.0, 14.0, fewer=2)],
+            [build_live_state(0, 41, 0.0, 9.0), build_live_state(1, 41, 0.0, 14.0, fewer=2)],
             (
                 "41 collectives; a second: w-0 0, w-1 0; longest wait: rank 9 (w-1), 14 s; behind:"
                 " rank 8 (w-1) by 2"
             ),
         ),
         (
-            [_told(n, 7, 12.0 - n, 0.0) for n in range(9)],
+            [build_live_state(n, 7, 12.0 - n, 0.0) for n in range(9)],
             "7 collectives; 4 (w-8) to 12 (w-0) a second",
         ),
     ],
 )
-def test_a_line_of_the_live_view(nodes: list[dict[str, object]], line: str) -> None:
+def test_the_live_view_lists_few_nodes_or_slowest_and_fastest(
+    nodes: list[dict[str, object]], line: str
+) -> None:
     """Few nodes are listed, of many the slowest and the fastest;
     who is behind is told once all stand still.
     """
     assert format_progress_line(nodes) == line
 
 
-def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_asks_agents_and_prints_their_answers(
+    attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--live` leaves a file that asks the agents, and prints what they write."""
     is_read = threading.Event()
 
@@ -200,14 +206,17 @@ def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.Mo
     ends = [node(number, Phase.SUCCEEDED) for number in range(2)]
 
     def answer() -> None:
-        until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
-        attempt.put(LIVE, json.dumps({"time": 5.0, "nodes": [_told(0, 4000, 12.5, 0.0)]}).encode())
+        wait_until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
+        attempt.put(
+            LIVE,
+            json.dumps({"time": 5.0, "nodes": [build_live_state(0, 4000, 12.5, 0.0)]}).encode(),
+        )
 
     code, _, err = watching(
         answer,
         lambda: is_read.wait(30),
         lambda: attempt.join(*ends),
-        options=(*SOON, "--live"),
+        options=(*SHORT_INTERVAL, "--live"),
     )
     assert code == EXIT.OK
     assert "4,000 collectives; a second: w-0 12.5" in err
@@ -231,7 +240,9 @@ def test_an_unchanged_answer_is_printed_once(attempt: Attempt, watching: Watch) 
     assert "corrected" not in err
 
 
-def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> None:
+def test_a_recovered_round_is_printed_in_order_and_exits_with_0(
+    attempt: Attempt, watching: Watch
+) -> None:
     """A failure, torch's restart and the final success are printed in this order;
     the exit code is 0.
     """
@@ -246,7 +257,7 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
     assert err.index("recovered from") < err.index("without a failure")
 
 
-def test_a_job_that_stands_still(
+def test_each_stall_is_printed_once(
     attempt: Attempt, watching: Watch, run: Callable[..., Ran]
 ) -> None:
     """Each recorded stall is printed once while the job runs;
@@ -301,7 +312,7 @@ def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> 
     return lost
 
 
-def test_a_storage_that_is_away_while_the_seal_is_awaited(
+def test_a_lost_request_for_the_seal_does_not_end_the_command(
     attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that is lost after every node has reported does not end the command."""
@@ -316,7 +327,7 @@ def test_a_storage_that_is_away_while_the_seal_is_awaited(
     assert "\nCause    ValueError: bad batch\n" in out
 
 
-def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
+def test_lost_requests_for_the_next_attempt_are_repeated(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
 ) -> None:
     """Requests for the next attempt that are lost are repeated,
@@ -326,20 +337,20 @@ def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
     lost = _lose_requests(monkeypatch, second.uri, 2)
     first.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     second.join(node(0, Phase.SUCCEEDED, attempt=1), node(1, Phase.SUCCEEDED, attempt=1))
-    ran = run("watch", "--follow", first.uri, *SOON, "--timeout", "30")
+    ran = run("watch", "--follow", first.uri, *SHORT_INTERVAL, "--timeout", "30")
     assert (ran.code, len(lost)) == (EXIT.OK, 2)
     assert f"watching {second.uri}/" in ran.err
 
 
-def test_the_timeout(watching: Watch) -> None:
+def test_a_timeout_without_a_failure_exits_with_4(watching: Watch) -> None:
     """Without a failure before the timeout the exit code is 4."""
-    code, out, err = watching(options=(*SOON, "--timeout", "0.2"))
+    code, out, err = watching(options=(*SHORT_INTERVAL, "--timeout", "0.2"))
     assert (code, out) == (EXIT.TIMEOUT, "")
     assert "no failure in" in err
     assert "within 0.2 s" in err
 
 
-def test_the_timeout_with_an_answer(
+def test_a_timeout_with_an_answer_exits_by_that_answer(
     attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a node never reports, the last answer decides the exit code."""
@@ -352,7 +363,7 @@ def test_the_timeout_with_an_answer(
     monkeypatch.setattr(Progress, "show", last)
     attempt.write(root())
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
-    code, out, _ = watching(options=(*SOON, "--timeout", "60"))
+    code, out, _ = watching(options=(*SHORT_INTERVAL, "--timeout", "60"))
     assert code == EXIT.ROOT_CAUSE
     assert out.count("\nCause ") == 1
 
@@ -365,7 +376,7 @@ def test_the_timeout_with_an_answer(
     ],
     ids=["a document", "no attempt"],
 )
-def test_what_cannot_be_watched(
+def test_what_cannot_be_watched_is_a_usage_error(
     arguments: tuple[str, ...], said: str, run: Callable[..., Ran]
 ) -> None:
     """What cannot be followed is a usage error that says what to name instead."""
@@ -374,14 +385,14 @@ def test_what_cannot_be_watched(
     assert said in ran.err
 
 
-def test_the_last_answer_is_that_of_show(
+def test_the_last_answer_is_what_show_prints(
     attempt: Attempt, watching: Watch, run: Callable[..., Ran]
 ) -> None:
     """What is decided is what show prints, with the decision that the pods sealed."""
     attempt.write(root(kind=Kind.RECOVERABLE))
     attempt.join(node(0), node(1))
     conclusion = attempt.reader(retry_policy=never()).conclude()
-    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    attempt.put("error.pb", encode_sealed_verdict(conclusion.verdict, conclusion.decision))
     code, out, _ = watching()
     shown = run("show", attempt.uri)
     assert (code, out) == (shown.code, shown.out)
@@ -396,7 +407,7 @@ def test_the_last_answer_is_that_of_show(
     ],
     ids=["retried", "vanished"],
 )
-def test_follow_goes_on_with_the_next_attempt(
+def test_follow_continues_with_the_next_attempt(
     attempt: Attempt,
     watching: Watch,
     plans: tuple[Kind | Phase | None, ...],
@@ -414,7 +425,7 @@ def test_follow_goes_on_with_the_next_attempt(
             phase = plan if isinstance(plan, Phase) else Phase.FAILED
             here.join(*(node(at, phase, attempt=number) for at in range(2)))
     found, out, err = watching(
-        uri=f"{attempt.uri}/0", options=("--follow", *SOON, "--timeout", "60")
+        uri=f"{attempt.uri}/0", options=("--follow", *SHORT_INTERVAL, "--timeout", "60")
     )
     assert (found, out.count("\nCause    ValueError: bad batch\n")) == (code, roots)
     assert [f"watching {attempt.uri}/{number}/" in err for number in range(3)] == [
@@ -432,7 +443,7 @@ def _followed(reader: MultiErrorFileOutputReader) -> list[JobErrors]:
 
 
 def test_nothing_is_opened_while_nothing_changes(
-    attempt: Attempt, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, requested_paths: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each object is read once; a listing without changes reads none."""
     listed: list[str] = []
@@ -448,13 +459,13 @@ def test_nothing_is_opened_while_nothing_changes(
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     monkeypatch.setattr(FsspecStore, "list", count)
     assert [job.settled for job in _followed(attempt.reader())] == [False, True]
-    assert len([path for path in opened if "/roster/" in path]) == 4
-    assert len([path for path in opened if "/errors/" in path]) == 2, (
+    assert len([path for path in requested_paths if "/roster/" in path]) == 4
+    assert len([path for path in requested_paths if "/errors/" in path]) == 2, (
         "the document, once for each look that was new"
     )
 
 
-def test_a_storage_that_is_away_for_a_while(
+def test_a_failed_listing_is_repeated_and_a_refused_one_raises(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed listing is logged and repeated; a refused one raises."""
@@ -477,7 +488,7 @@ def test_a_storage_that_is_away_for_a_while(
         _followed(attempt.reader())
 
 
-def test_a_folder_of_runs(
+def test_the_newest_attempt_of_the_newest_run_is_watched(
     tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest attempt of the newest run is watched; with `--last`, of the working folder."""

@@ -57,7 +57,7 @@ _ERRORS, _PRESENCES = failures_and_entries(_TEXT, st.integers(0, 2**32 - 1))
 
 @settings(max_examples=50)
 @given(_ERRORS)
-def test_a_failure_comes_back(error: WorkerError) -> None:
+def test_every_field_of_a_failure_survives_the_round_trip(error: WorkerError) -> None:
     """Every field survives the round trip, also through a program that knows
     only flyteidl's messages.
     """
@@ -74,7 +74,7 @@ def test_a_failure_comes_back(error: WorkerError) -> None:
 
 
 @given(_PRESENCES)
-def test_a_roster_entry_comes_back(presence: NodePresence) -> None:
+def test_a_roster_entry_survives_the_round_trip(presence: NodePresence) -> None:
     """A roster entry survives the round trip."""
     local = presence.place.local_rank or 0
     if local + len(presence.ranks) < 2**32:
@@ -115,7 +115,7 @@ def test_flyte_reads_a_sealed_verdict() -> None:
     ("origin", "expected"),
     [(ExecutionError.SYSTEM, model.Origin.SYSTEM), (7, model.Origin.UNKNOWN)],
 )
-def test_we_read_flytes_documents(origin: int, expected: model.Origin) -> None:
+def test_flytes_own_files_are_read_and_marked(origin: int, expected: model.Origin) -> None:
     """A file of Flyte's own is read with its code, message, kind, origin, time and worker,
     and marked as such.
     """
@@ -144,7 +144,7 @@ def test_we_read_flytes_documents(origin: int, expected: model.Origin) -> None:
 @pytest.mark.parametrize(
     ("ours", "flytes", "read"), [(7, None, 7), (0, 9, 9), (7, 9, 7), (0, None, None)]
 )
-def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int | None) -> None:
+def test_firstfaults_time_overrides_flytes(ours: int, flytes: int | None, read: int | None) -> None:
     """The time of our own part of a document overrides Flyte's."""
     document = pb.WorkerErrorDocument(failure=pb.WorkerFailure(wall_time_ns=ours))
     document.error.code = "USER"
@@ -157,7 +157,7 @@ def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int |
 
 
 @given(st.binary(max_size=300), st.integers(0, 10_000), st.integers(0, 255))
-def test_random_bytes(data: bytes, position: int, value: int) -> None:
+def test_random_bytes_decode_or_raise_bad_document(data: bytes, position: int, value: int) -> None:
     """Arbitrary bytes, and a document with one changed byte, decode or raise BadDocumentError."""
     changed = bytearray(_FULL_DATA)
     changed[position % len(changed)] = value
@@ -169,7 +169,7 @@ def test_random_bytes(data: bytes, position: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"not protobuf", _FULL_DATA, b"\x10\x63"])
-def test_a_bad_roster_entry_says_which(data: bytes) -> None:
+def test_a_bad_roster_entry_is_named_in_the_error(data: bytes) -> None:
     """Invalid bytes and an unknown phase raise an error with the entry's name."""
     with pytest.raises(BadDocumentError, match=r"r1-entry\.pb is not a roster entry"):
         decode_presence(data, "r1-entry.pb")
@@ -209,7 +209,7 @@ def test_secrets_are_redacted_in_every_field() -> None:
 @pytest.mark.parametrize(
     "text", ["bad \udc80 byte", "\ud800", "NUL \x00", "\U0010ffff", "\x1b[31m"]
 )
-def test_any_text_can_be_stored(text: str) -> None:
+def test_invalid_utf8_is_escaped_in_every_field(text: str) -> None:
     """Invalid UTF-8 is escaped in every field."""
     read = decode(encode(filled(WorkerError, text)), _REF)
     assert read.message == text.encode("utf-8", "backslashreplace").decode().replace("\x00", "")
@@ -241,7 +241,7 @@ _HUGE: dict[str, Callable[[], WorkerError]] = {
 
 
 @pytest.mark.parametrize("what", _HUGE)
-def test_a_document_is_never_larger_than_readers_take(what: str) -> None:
+def test_a_huge_failures_document_is_within_the_limit(what: str) -> None:
     """The document of a huge failure is below the limit, decodes, names who failed,
     and has its exception if any.
     """
@@ -254,7 +254,7 @@ def test_a_document_is_never_larger_than_readers_take(what: str) -> None:
     assert (read.exception is None) is (error.exception is None)
 
 
-def test_a_setup_that_no_version_wrote() -> None:
+def test_an_overlong_setup_is_ignored() -> None:
     """A roster entry with a text that is longer than ours says nothing about its node:
     a page repeats such texts.
     """
@@ -264,7 +264,7 @@ def test_a_setup_that_no_version_wrote() -> None:
     assert decode_presence(entry.SerializeToString(), "r1.pb").setup == model.NodeSetup()
 
 
-def test_what_tells_least_is_left_out_first() -> None:
+def test_a_too_large_document_loses_its_notes_first() -> None:
     """A document that is too large because of its notes loses the notes, and keeps frames,
     bases and causes.
     """
@@ -280,7 +280,7 @@ def test_what_tells_least_is_left_out_first() -> None:
 @pytest.mark.parametrize(
     ("dumps", "kept", "most"), [(1, 1, 65_536), (16, 16, 65_536), (99, 64, 16_384)]
 )
-def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
+def test_stack_dumps_share_the_limit_and_keep_both_ends(dumps: int, kept: int, most: int) -> None:
     """Every process's stack keeps both ends; many processes get less room each."""
     stack = "first frame\n" + "frame\n" * 15_000 + "last frame"
     error = make_error(stack_dumps=tuple(StackDump(pid, pid, stack) for pid in range(dumps)))
@@ -357,7 +357,7 @@ def _raised(**fields: Any) -> WorkerError:
     return make_error(exception=ExceptionInfo("E", "boom", **fields))
 
 
-def _came(**fields: Any) -> WorkerError:
+def make_collective(**fields: Any) -> WorkerError:
     return make_error(collectives=(CollectiveProgress("g", "o", 1, 1, **fields),))
 
 
@@ -403,15 +403,19 @@ _THREAD = model.ThreadFailure("t", 1, ExceptionInfo("E", ""))
             lambda read: len(read.collectives),
             50,
         ),
-        (_came(members=(1,) * 20_000), lambda read: len(read.collectives[0].members), 16_384),
         (
-            _came(last=(model.Collective(1, "o"),) * 99),
+            make_collective(members=(1,) * 20_000),
+            lambda read: len(read.collectives[0].members),
+            16_384,
+        ),
+        (
+            make_collective(last=(model.Collective(1, "o"),) * 99),
             lambda read: len(read.collectives[0].last),
             10,
         ),
     ],
 )
-def test_a_document_keeps_so_much(
+def test_a_writer_stores_exactly_up_to_its_limits(
     written: WorkerError, size: Callable[[WorkerError], int], cap: int
 ) -> None:
     """A writer stores exactly so much of what is too long."""
@@ -480,7 +484,7 @@ def _depth(exception: ExceptionInfo) -> int:
         ),
     ],
 )
-def test_a_reader_takes_so_much(
+def test_a_reader_takes_exactly_up_to_its_limits(
     change: Callable[[pb.WorkerFailure], None], size: Callable[[WorkerError], int], cap: int
 ) -> None:
     """A reader takes exactly so much of what no writer writes."""
@@ -531,7 +535,7 @@ def test_what_a_reader_leaves_out_is_counted() -> None:
     assert all(len(member.frames) + member.frames_omitted == 500 for member in members)
 
 
-def test_a_roster_entry_keeps_so_much() -> None:
+def test_a_roster_entry_keeps_the_ends_of_eight_logs() -> None:
     """A roster entry has the ends of eight logs, 2 KiB each, and short lines."""
     logs = tuple(model.LogTail(rank, f"{rank} {_LONG}") for rank in range(20))
     entry = make_presence(
@@ -542,7 +546,7 @@ def test_a_roster_entry_keeps_so_much() -> None:
     assert (len(read.first_failure_reason), len(read.setup.task)) == (500, 500)
 
 
-def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
+def test_a_roster_entry_with_too_many_workers_is_refused(attempt: Attempt) -> None:
     """An entry with more workers, or receipts, than a node has is refused,
     so that it costs a reader nothing.
     """
@@ -564,7 +568,7 @@ def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
     assert any("16,385 workers" in note for note in job.coverage.notes)
 
 
-def test_records_of_restarts_that_are_read(attempt: Attempt) -> None:
+def test_at_most_64_small_records_of_restarts_are_read(attempt: Attempt) -> None:
     """A record of more than 64 KiB is left out, and of very many the last 64 by name are read."""
     for number in range(100):
         name = f"firstfault/roster/decision-round-{number:05d}-0000000.json"
@@ -574,7 +578,9 @@ def test_records_of_restarts_that_are_read(attempt: Attempt) -> None:
     assert [record.number for record in attempt.reader().restarts()] == list(range(36, 99))
 
 
-def test_how_large_a_bundle_may_be(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_bundle_is_not_downloaded(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A larger bundle of copies is not downloaded, and every document is read by itself."""
     attempt.write(*(make_error(rank) for rank in range(9)))
     attempt.put(f"firstfault/roster/copies-{0:064x}.bundle", b"x" * 100)

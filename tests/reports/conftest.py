@@ -121,11 +121,11 @@ def open_page(
 
 
 @cache
-def page_of(scene: str) -> str:
+def render_scene(scene: str) -> str:
     return page(PAGE_SCENES[scene]())
 
 
-def until(page: Page, condition: str) -> None:
+def wait_for_condition(page: Page, condition: str) -> None:
     """Wait for a condition; the page's security policy forbids `wait_for_function`."""
     page.evaluate(f"""() => new Promise((done, fail) => {{
           const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));

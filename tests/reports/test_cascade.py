@@ -52,7 +52,7 @@ def _cascade(job: JobErrors, **verdict: Any) -> Cascade:
     return build_cascade(job, replace(_verdict(job), **verdict), diagnose(job))
 
 
-def _peer(
+def lost_peer(
     rank: int,
     at_ms: float = 9,
     text: str = "Connection closed by peer",
@@ -75,7 +75,7 @@ def _death(rank: int, at_ms: float = 0) -> WorkerError:
     )
 
 
-def _drawn(cascade: Cascade) -> Timeline:
+def draw_timeline(cascade: Cascade) -> Timeline:
     timeline = build_timeline(cascade)
     assert timeline is not None
     return timeline
@@ -88,7 +88,7 @@ def test_every_rank_has_a_state() -> None:
     """Ranks are the root cause, victims, stopped by their agent, finished, or without a report."""
     job = make_job(
         make_error(3, node="w-1", world_size=8),
-        _peer(2, node="w-1"),
+        lost_peer(2, node="w-1"),
         make_error(0, node="w-0", at_ms=12, exception=None, sent_signals=_SENT, signal="SIGTERM"),
         roster=(
             make_presence(node="w-0", nodes=3, ranks=(0, 1)),
@@ -120,7 +120,7 @@ def test_every_rank_has_a_state() -> None:
         ("external", {State.STOPPED: 4}),
     ],
 )
-def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
+def test_all_ranks_with_the_fault_are_root_causes(name: str, states: dict[State, int]) -> None:
     """Ranks with the same failure are all root causes;
     ranks of a node that is the root cause keep their states.
     """
@@ -158,7 +158,7 @@ def test_a_verdict_without_its_documents_has_ranks_too() -> None:
     assert ranks[0].line == "lost its peer"
 
 
-def test_damaged_documents() -> None:
+def test_conflicting_ranks_and_impossible_world_sizes_are_contained() -> None:
     """If two nodes claim a rank, it is on the root cause's node;
     an impossible world size adds no ranks.
     """
@@ -183,7 +183,8 @@ def test_identical_errors_are_one_group() -> None:
     texts that differ only in numbers are one group.
     """
     peers = [
-        _peer(rank, text=f"Connection closed by peer [10.0.0.{rank}]:29500") for rank in (5, 6, 7)
+        lost_peer(rank, text=f"Connection closed by peer [10.0.0.{rank}]:29500")
+        for rank in (5, 6, 7)
     ]
     broken = make_error(1, at_ms=4, exception="BrokenPipeError", message="Broken pipe")
     groups = _cascade(make_job(make_error(3), *peers, broken)).groups
@@ -198,7 +199,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
     """Ranks whose similar documents were not opened are in their group,
     which counts them as not read.
     """
-    job = make_job(make_error(3), _peer(5), _peer(6))
+    job = make_job(make_error(3), lost_peer(5), lost_peer(6))
     unopened = (
         Unopened(job.failures[1].fingerprint, 90, tuple(range(10, 100))),
         Unopened("?:abc", 4, (1, 2)),
@@ -232,7 +233,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
         (None, None, "", ""),
     ],
 )
-def test_how_much_later(
+def test_a_time_is_as_exact_as_the_clocks_allow(
     at_ms: float | None,
     bounds: tuple[float, float] | None,
     delay: str,
@@ -249,7 +250,7 @@ def test_how_much_later(
     assert (event.delay, event.short_delay) == (delay, short_delay)
 
 
-def _time_after(root: WorkerError, other: WorkerError) -> Event:
+def compare_with_root(root: WorkerError, other: WorkerError) -> Event:
     """Return the event of a failure that is compared with a root cause."""
     job = make_job(root, other)
     first = next(failure for failure in job.failures if failure.rank == root.rank)
@@ -264,7 +265,7 @@ def test_processes_of_one_boot_need_no_wall_clock() -> None:
     and the wall clocks are ignored.
     """
     root = make_error(0, node="w-0", monotonic_ns=10_000 * _MS, **_BOOT)
-    event = _time_after(
+    event = compare_with_root(
         root, make_error(1, node="w-1", at_ms=-9_000, monotonic_ns=10_031 * _MS, **_BOOT)
     )
     assert (event.at_ns, event.delay) == (31 * _MS, "31 ms later")
@@ -272,7 +273,7 @@ def test_processes_of_one_boot_need_no_wall_clock() -> None:
 
 def test_a_death_may_have_been_before_it_was_noticed() -> None:
     """An agent notices a death a little late, and the bounds of other times allow for that."""
-    event = _time_after(_death(3), _peer(1, -20, monotonic_ns=10**12 - 20 * _MS, **_BOOT))
+    event = compare_with_root(_death(3), lost_peer(1, -20, monotonic_ns=10**12 - 20 * _MS, **_BOOT))
     assert event.bounds == Interval(-20 * _MS, 230 * _MS)
 
 
@@ -281,7 +282,7 @@ def _killed(*victims: tuple[int, float]) -> Report:
     and on victims that failed some milliseconds later.
     """
     peers = [
-        _peer(rank, at_ms, monotonic_ns=10**12 + int(at_ms * _MS), **_BOOT)
+        lost_peer(rank, at_ms, monotonic_ns=10**12 + int(at_ms * _MS), **_BOOT)
         for rank, at_ms in victims
     ]
     return report_conclusion(make_job(_death(3), *peers))
@@ -296,7 +297,7 @@ def test_an_unknown_order_is_not_shown() -> None:
     assert report.followers == f"3 lost a peer, {delay}, first rank 0 on worker-0"
     drawn = {
         lane.name: (lane.point is not None, lane.band is not None)
-        for lane in _drawn(report.cascade).lanes
+        for lane in draw_timeline(report.cascade).lanes
     }
     assert drawn == {f"worker-0 rank {rank}": (rank != 0, True) for rank in range(4)}
     late = _killed((0, 500), (1, 900)).followers
@@ -312,7 +313,9 @@ def test_an_unknown_order_is_not_shown() -> None:
         ((), ""),
     ],
 )
-def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str) -> None:
+def test_a_start_that_ended_alike_is_named_beside_an_unclear_retry(
+    headlines: tuple[str, ...], end: str
+) -> None:
     """That the restarted workers died as in the start before is said next to a
     retry that is unclear.
     """
@@ -326,7 +329,7 @@ def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str
     assert report.answers.retry_reason == report.decision.reason + end
 
 
-def test_a_range_of_one_time() -> None:
+def test_equal_bounds_are_one_time() -> None:
     """Bounds that are the same when rounded are one time,
     and a range from nothing has only its end.
     """
@@ -363,7 +366,7 @@ def test_without_a_useful_time_no_time_line_is_drawn() -> None:
     assert "worker-39" in FORMS["page"](report)
 
 
-def test_a_hang() -> None:
+def test_timed_out_ranks_of_a_hang_are_victims_of_an_unknown_start() -> None:
     """Timed-out ranks are victims. The start of the hang is unknown,
     so times are counted from the first failure.
     """
@@ -379,7 +382,7 @@ def test_a_hang() -> None:
     assert delays[1].endswith(" later, counted from the first failure")
     assert not report.cascade.from_root
     assert "earlier" not in report.followers
-    assert [lane.is_origin for lane in _drawn(report.cascade).lanes].count(True) == 1
+    assert [lane.is_origin for lane in draw_timeline(report.cascade).lanes].count(True) == 1
     assert report.verdict.headline.endswith("...")
     assert report.answers.what.endswith(", its peers 120"), (
         "the headline is cut, the answer is whole"
@@ -409,7 +412,7 @@ def test_the_time_line_is_within_its_drawing() -> None:
         assert min([lane.y for lane in timeline.lanes] + [bar.y for bar in timeline.bars]) > 0
 
 
-def test_a_damaged_start_is_no_start() -> None:
+def test_a_damaged_incarnation_is_no_start_of_the_job() -> None:
     """An incarnation that is no time, or of a clock that was not set,
     neither breaks a report nor begins the job.
     """
@@ -444,11 +447,12 @@ def test_a_histogram_counts_every_failure() -> None:
     and one clock has one scale.
     """
     lines, bars = (
-        _drawn(_killed(*((rank, rank) for rank in range(4, end))).cascade) for end in (35, 36)
+        draw_timeline(_killed(*((rank, rank) for rank in range(4, end))).cascade)
+        for end in (35, 36)
     )
     assert (len(lines.lanes), len(lines.bars), len(bars.lanes)) == (32, 0, 0)
     cascade = SCENES["a-thousand-ranks"]().cascade
-    timeline = _drawn(cascade)
+    timeline = draw_timeline(cascade)
     assert timeline.lanes == ()
     counts = dict.fromkeys(timeline.states, 0)
     for bar in timeline.bars:
@@ -461,14 +465,16 @@ def test_a_histogram_counts_every_failure() -> None:
     assert root.x <= timeline.zero <= root.x + root.width
     assert all(bar.x >= root.x for bar in timeline.bars), "no victim is before the root cause"
     # the only known time of a rank that hung is when it was stopped
-    assert State.ROOT not in _drawn(replace(cascade, from_root=False)).states
+    assert State.ROOT not in draw_timeline(replace(cascade, from_root=False)).states
 
 
 def test_labels_of_a_time_line_stand_apart() -> None:
     """The marks of the scale leave room for their labels, however long the cascade took."""
     for last_ms in (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000):
         others = [make_error(0, at_ms=-last_ms), make_error(1, at_ms=last_ms)]
-        places = [tick.x for tick in _drawn(_cascade(make_job(make_error(3), *others))).ticks]
+        places = [
+            tick.x for tick in draw_timeline(_cascade(make_job(make_error(3), *others))).ticks
+        ]
         assert min(after - before for before, after in itertools.pairwise(places)) > 50
 
 
@@ -485,7 +491,9 @@ def test_labels_of_a_time_line_stand_apart() -> None:
         (tuple(range(0, 2_000, 2)), 5, "1000 ranks"),
     ],
 )
-def test_ranks_as_text(ranks: tuple[int, ...], limit: int, text: str) -> None:
+def test_consecutive_ranks_are_a_range_and_the_rest_is_counted(
+    ranks: tuple[int, ...], limit: int, text: str
+) -> None:
     """Consecutive ranks are a range, and ranks over the limit are counted."""
     assert format_ranks(ranks, limit) == text
 
@@ -494,7 +502,7 @@ _DURATIONS = "1 us, 143 us, 1.5 ms, 31 ms, 1.2 s, 42 s, 119 s, 10 min, 120 min, 
 _SECONDS = (9e-7, 143e-6, 1.5e-3, 31e-3, 1.25, 42, 119, 600, 7199, 7200, 172_799, 172_800)
 
 
-def test_durations() -> None:
+def test_a_duration_has_two_or_three_digits() -> None:
     """A time has two or three digits and one unit, a longer one from two of it."""
     for sign in (1, -1):
         assert (
@@ -515,7 +523,7 @@ def test_durations() -> None:
         ([], []),
     ],
 )
-def test_short_names(names: list[str], short: list[str] | None) -> None:
+def test_node_names_lose_their_common_prefix(names: list[str], short: list[str] | None) -> None:
     """The common prefix of all nodes is left out, except for the word before the number; None:
     nothing is.
     """
@@ -540,7 +548,9 @@ def test_short_names(names: list[str], short: list[str] | None) -> None:
         ({"at_ms": None}, "when it happened"),
     ],
 )
-def test_unknowns_of_a_certain_root_cause(fields: dict[str, Any], unknown: str) -> None:
+def test_unknowns_are_listed_although_the_root_cause_is_certain(
+    fields: dict[str, Any], unknown: str
+) -> None:
     """The answers list what is unknown even if the root cause is certain;
     a failed agent has no rank.
     """
@@ -602,7 +612,7 @@ _X, _Y, _7 = {"boot_id": "x"}, {"boot_id": "y"}, {"machine": "gpu-7"}
         ),
     ],
 )
-def test_what_changed_between_attempts(
+def test_known_facts_of_two_attempts_are_compared(
     before: dict[str, Any], after: dict[str, Any], change: str
 ) -> None:
     """Fault, rank, machine, GPU and versions are compared, as far as they are known."""
@@ -621,7 +631,7 @@ def test_an_unreadable_attempt_hides_no_change() -> None:
     assert both == "attempt 0 to 1: attempt 0 could not be read: access denied, attempt 1 succeeded"
 
 
-def test_attempts_stand_in_order() -> None:
+def test_attempts_are_sorted_and_the_last_outcome_is_named() -> None:
     """The report sorts attempts by number, and names the outcome of the last one."""
     report = report_conclusion(
         make_job(make_error()), attempts=(_attempt(2), _attempt(0), _attempt(1))

@@ -17,7 +17,7 @@ from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
 from firstfault.render.terminal import terminal_text
 from firstfault.report import Report
-from tests.all_forms import printed
+from tests.all_forms import print_to_terminal
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES
 
 _FOLDER = Path(__file__).parent / "golden"
@@ -32,9 +32,9 @@ _PREFIXES = (
 """What propeller puts before a message when the retries have run out."""
 _FIRST_LINE = 79
 _FORMS: dict[str, Callable[[Report], str]] = {
-    "terminal": lambda report: _plain(printed(report)),
-    "terminal-v": lambda report: _plain(printed(report, 160, verbose=True)),
-    "narrow": lambda report: _plain(printed(report, 40)),
+    "terminal": lambda report: _plain(print_to_terminal(report)),
+    "terminal-v": lambda report: _plain(print_to_terminal(report, 160, verbose=True)),
+    "narrow": lambda report: _plain(print_to_terminal(report, 40)),
     "lines": terminal_text,
     "lines-v": lambda report: terminal_text(report, verbose=True),
     "json": lambda report: json.dumps(json.loads(json_report(report)), indent=1),
@@ -95,7 +95,7 @@ def _table() -> str:
     return "\n".join(rows)
 
 
-def test_the_documented_first_lines() -> None:
+def test_the_documented_first_lines_are_those_of_the_golden_files() -> None:
     """The table in docs/guides/report.md has the first line of each golden file;
     ``make golden`` writes it.
     """
@@ -120,7 +120,7 @@ def test_each_scope_and_category_has_a_scene() -> None:
 
 
 @pytest.mark.parametrize("scene", [*SCOPE_SCENES.values(), *CATEGORY_SCENES.values()])
-def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
+def test_messages_are_short_ascii_and_begin_with_the_answer(scene: Callable[[], Report]) -> None:
     """The message is ASCII and below 16 KB; its first line is short and begins with the answer,
     as the last does.
     """

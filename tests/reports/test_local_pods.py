@@ -6,16 +6,16 @@ from firstfault.conclude import conclude
 from firstfault.report import Report
 from firstfault.report.data import report_conclusion
 from firstfault.testing import make_job
-from tests.readers.scenes import agent
+from tests.readers.scenes import agent_failure
 
 
 def _report(host: str, namespace: str = "") -> Report:
-    failure = agent(1, "preemption", message="the agent was terminated")
+    failure = agent_failure(1, "preemption", message="the agent was terminated")
     place = replace(failure.place, host=host, namespace=namespace)
     return report_conclusion(conclude(make_job(replace(failure, place=place))), uri="")
 
 
-def test_the_machine_of_a_pod() -> None:
+def test_a_pods_machine_is_unknown_without_node_name() -> None:
     """A pod in a cluster has its own name for a host, so its machine isn't known without NODE_NAME;
     another host is the machine, where kubectl knows nothing.
     """

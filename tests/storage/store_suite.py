@@ -100,7 +100,7 @@ class StoreTests:
         assert (await store.page("zz")).objects == ()
 
     @_opened
-    async def test_a_page_ends(self, store: Store) -> None:
+    async def test_a_page_has_at_most_1000_objects_unless_unordered(self, store: Store) -> None:
         """A page has at most 1,000 objects, or all without an order;
         successive pages have each object once.
         """
@@ -156,7 +156,7 @@ class StoreTests:
                     assert await store.get("errors/a.pb") == data
 
     @_opened
-    async def test_getting_what_is_not_there(self, store: Store) -> None:
+    async def test_getting_a_missing_object_raises_its_path(self, store: Store) -> None:
         """`get` of a missing object raises ObjectNotFoundError with its path,
         and `exists` is False.
         """

@@ -29,7 +29,7 @@ SLOWLY_S = 0.05
 """Between two bytes of a trickle, less than a client's longest wait for one."""
 CASES = [(what, "obstore") for what in FAULTS if what not in {"twice", "refused"}]
 CASES += [(what, "fsspec") for what in ("reset", "truncate", "half", "trickle")]
-"""Faults and clients; `test_refusals` has the others of fsspec."""
+"""Faults and clients; `test_store_errors` has the others of fsspec."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.parametrize(("what", "client"), [*CASES[:-1], ("refused", "obstore")])
-def test_a_listing_that_fails(
+def test_a_failed_listing_is_an_error_of_one_line(
     proxy: FaultyProxy,
     attempt: tuple[str, str],
     what: str,
@@ -77,7 +77,7 @@ def test_a_listing_that_fails(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_page_of_a_listing_that_fails_once(
+def test_only_the_failed_page_of_a_listing_is_requested_again(
     proxy: FaultyProxy, with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only this page is requested again; a long listing that began again with each
@@ -98,7 +98,7 @@ def test_a_page_of_a_listing_that_fails_once(
 
 
 @pytest.mark.parametrize(("what", "client"), CASES)
-def test_a_document_that_cannot_be_read(
+def test_an_unreadable_document_is_named_and_the_other_judged(
     proxy: FaultyProxy,
     attempt: tuple[str, str],
     what: str,
@@ -116,7 +116,7 @@ def test_a_document_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_answers_that_come_twice(
+def test_a_repeated_answer_is_not_taken_for_the_next_one(
     proxy: FaultyProxy,
     attempt: tuple[str, str],
     client: str,

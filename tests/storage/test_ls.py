@@ -26,7 +26,7 @@ from firstfault.wire.documents import decode, encode, encode_presence, encode_se
 from lab.benchmarks.latency_proxy import latency_proxy
 from tests.readers.commands import Ran
 from tests.s3_server import S3
-from tests.seals import sealed
+from tests.seals import encode_sealed_verdict
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
         "message": f"{first_line(verdict, decision)}\n\nmore",
         "timestamp_ns": error.timestamp_ns or 0,
     }
-    seal = sealed(verdict, decision, node=error.node, worker=error.node, **fields)
+    seal = encode_sealed_verdict(verdict, decision, node=error.node, worker=error.node, **fields)
     entry = make_presence(Phase.FAILED, node=error.node, incarnation=_NOW_MS)
     return {
         "error.pb": seal,
@@ -69,7 +69,7 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
     }
 
 
-def _resealed(
+def change_seal(
     error: WorkerError, change: Callable[[dict[str, Any]], None], **fields: Any
 ) -> dict[str, bytes]:
     """Return the files of `_sealed` with a changed verdict, and with other fields of the seal."""
@@ -124,7 +124,7 @@ def many(s3: S3, environment_of: Callable[..., Any]) -> Many:
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_the_requests_of_many_attempts(
+def test_an_attempt_costs_one_get_and_listings_run_in_parallel(
     many: Many,
     s3_environ: S3,
     monkeypatch: pytest.MonkeyPatch,
@@ -169,7 +169,9 @@ def test_machines_cost_one_more_get(
         ({f"m{number}": 40 for number in range(200)} | {"a": 90}, ["a"]),
     ],
 )
-def test_machines_that_fail_too_often(failures: dict[str, int], suspicious: list[str]) -> None:
+def test_only_machines_that_chance_hardly_explains_are_suspicious(
+    failures: dict[str, int], suspicious: list[str]
+) -> None:
     """One machine always has the most failures: only what chance hardly explains is suspicious."""
     attempts = [
         FailedAttempt(f"s3://b/{name}{number}/n0/data/0", None, machine=name)
@@ -180,7 +182,7 @@ def test_machines_that_fail_too_often(failures: dict[str, int], suspicious: list
     assert not any(group.is_suspicious for group in grouped(attempts, "category"))
 
 
-def test_what_is_listed(store_uri: str) -> None:
+def test_failed_attempts_are_listed_newest_first(store_uri: str) -> None:
     """Newest first, with the first line of each report; an attempt that succeeded is left out."""
     _put(
         store_uri,
@@ -200,7 +202,7 @@ def test_what_is_listed(store_uri: str) -> None:
     assert attempts[0].rank_hours == pytest.approx(2, abs=0.01)
 
 
-def test_attempts_without_a_seal(store_uri: str) -> None:
+def test_attempts_without_a_seal_are_judged_as_show_does(store_uri: str) -> None:
     """Documents without a seal, and Flyte's own error files, are judged as show does."""
     stock = make_error(None, exception=None, message="Trace: the loss is NaN", code="USER:Unknown")
     error = _error(4)
@@ -215,7 +217,7 @@ def test_attempts_without_a_seal(store_uri: str) -> None:
 
 
 @pytest.mark.parametrize("count", [-100, 10**400], ids=["negative", "401 digits"])
-def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
+def test_a_seal_with_an_impossible_count_is_not_used(tmp_path: Path, count: int) -> None:
     """A sealed verdict with an impossible count is not used,
     and the attempt's documents are read instead.
     """
@@ -223,13 +225,15 @@ def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
     def change(verdict: dict[str, Any]) -> None:
         verdict["victims"]["count"] = count
 
-    _put(str(tmp_path / "a" / "0"), _resealed(_error(), change))
+    _put(str(tmp_path / "a" / "0"), change_seal(_error(), change))
     _put(str(tmp_path / "b" / "0"), _sealed(_error()))
     attempts, _ = failed_attempts(str(tmp_path))
     assert [(attempt.line, attempt.ranks) for attempt in attempts] == [(_LINE, 2)] * 2
 
 
-def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_becomes_the_attempts_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error that is none of firstfault's also becomes the attempt's note,
     and the other attempts are listed.
     """
@@ -245,7 +249,7 @@ def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert notes["b"] == ""
 
 
-def test_a_verdict_in_two_folders(tmp_path: Path) -> None:
+def test_a_verdict_in_two_folders_is_listed_once(tmp_path: Path) -> None:
     """Flyte 2's error above the folders of its attempts is listed once, with the documents;
     an earlier error stays.
     """
@@ -292,7 +296,7 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(listings) == 1
 
 
-def test_groups_by_cost() -> None:
+def test_groups_are_sorted_by_rank_hours_then_attempts() -> None:
     """The group with the most rank-hours is first, then the one with the most attempts;
     unknown hours are no hours.
     """
@@ -332,7 +336,9 @@ def runs(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_lines(runs: str, run: Callable[..., Ran]) -> None:
+def test_each_attempt_is_one_line_and_since_leaves_out_older_ones(
+    runs: str, run: Callable[..., Ran]
+) -> None:
     """Each attempt is one line: time, URI, first line; --since leaves out older ones."""
     ran = run("ls", runs)
     assert ran.code == 0, ran.err
@@ -343,7 +349,9 @@ def test_lines(runs: str, run: Callable[..., Ran]) -> None:
     assert len(run("ls", runs, "--since", "1d").out.splitlines()) == 3
 
 
-def test_a_limit(runs: str, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_lists_the_newest_and_counts_the_others(
+    runs: str, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newest attempts are listed, and the number of the others is told;
     on a terminal a limit is the default.
     """
@@ -361,7 +369,7 @@ def test_a_limit(runs: str, run: Callable[..., Ran], monkeypatch: pytest.MonkeyP
     assert len(run("ls", runs, "--json").out.splitlines()) == len(lines)
 
 
-def test_json_lines(runs: str, run: Callable[..., Ran]) -> None:
+def test_json_lines_have_the_documented_fields(runs: str, run: Callable[..., Ran]) -> None:
     """With --json each line is an object with the documented fields."""
     found = [json.loads(line) for line in run("ls", runs, "--json").out.splitlines()]
     assert {row["schema"] for row in found} == {"firstfault.ls/v1"}
@@ -381,7 +389,7 @@ def test_json_lines(runs: str, run: Callable[..., Ran]) -> None:
     assert hot["last"]["execution"] == "run2"
 
 
-def test_group_lines(runs: str, run: Callable[..., Ran]) -> None:
+def test_a_group_is_one_line_with_its_cost(runs: str, run: Callable[..., Ran]) -> None:
     """A group is one line with what it cost; attempts that cannot be read are named on stderr."""
     ran = run("ls", runs, "--group", "machine")
     assert sorted(line.split("  ")[:4] for line in ran.out.splitlines()) == [
@@ -390,20 +398,22 @@ def test_group_lines(runs: str, run: Callable[..., Ran]) -> None:
     assert "bad/0 could not be read: " in ran.err
 
 
-def test_one_line_each(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_hostile_names_stay_within_their_line(tmp_path: Path, run: Callable[..., Ran]) -> None:
     """A category and a folder's name with newlines and escape sequences stay within their line."""
 
     def change(verdict: dict[str, Any]) -> None:
         verdict["category"] = "\x1b[31mnetwork\n2026 no attempt"
 
-    _put(str(tmp_path / "a\nb" / "0"), _resealed(_error(), change))
+    _put(str(tmp_path / "a\nb" / "0"), change_seal(_error(), change))
     (line,) = run("ls", str(tmp_path), "--group", "category").out.splitlines()
     assert "  network  last " in line
     (line,) = run("ls", str(tmp_path)).out.splitlines()
     assert f"  {tmp_path}/a b/0  ValueError rank 1" in line
 
 
-def test_nothing_to_list(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_an_empty_list_has_a_documented_exit_code_and_one_line(
+    tmp_path: Path, run: Callable[..., Ran]
+) -> None:
     """No attempt has exit code 3, no failed one has 0, a wrong duration has 2;
     each prints one line.
     """

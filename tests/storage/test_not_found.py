@@ -35,7 +35,7 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_write_that_is_not_found(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_404_to_a_write_names_the_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the bucket and what to check."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")

@@ -40,7 +40,9 @@ _KEYS = {"key": "k", "secret": "s"}
         ("az://container/run", {"account_name": "name", "account_key": "a2V5"}, AzureStore),
     ],
 )
-def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> None:
+def test_settings_that_obstore_supports_give_an_obstore_client(
+    uri: str, options: dict[str, Any], kind: type
+) -> None:
     """Settings that obstore supports give an obstore client and store."""
     assert isinstance(make_client(uri, options), kind)
     assert isinstance(open_store(uri, options), ObstoreStore)
@@ -66,7 +68,7 @@ def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> No
         ("abfs://container@name.dfs.core.windows.net/run", {"account_name": "name"}),
     ],
 )
-def test_what_is_left_to_fsspec(uri: str, options: dict[str, Any]) -> None:
+def test_unsupported_schemes_and_options_use_fsspec(uri: str, options: dict[str, Any]) -> None:
     """For schemes, paths and options that obstore does not support, fsspec is used."""
     assert make_client(uri, options) is None
     assert isinstance(open_store(uri, options), FsspecStore)
@@ -96,7 +98,7 @@ _USER = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "ref
         ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": []}, False),
     ],
 )
-def test_settings_of_the_environment(
+def test_flytekits_variables_suffice_for_obstore(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     uri: str,
@@ -113,7 +115,7 @@ def test_settings_of_the_environment(
     assert (make_client(uri, None) is not None) is is_supported
 
 
-def test_a_profile(
+def test_credentials_of_an_aws_profile_are_found(
     s3: S3,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +139,7 @@ def test_a_profile(
     assert with_store(s3.uri(), use) == b"data"
 
 
-def test_a_token_of_the_environment_is_not_mixed_in(
+def test_flytekits_keys_are_used_without_a_foreign_session_token(
     s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
 ) -> None:
     """Flytekit's keys are used without a session token of the environment."""
@@ -146,7 +148,7 @@ def test_a_token_of_the_environment_is_not_mixed_in(
     assert with_store(s3_environ.uri(), lambda store: store.list()) == []
 
 
-def test_the_choice_can_be_taken_away(
+def test_a_variable_names_the_client_and_an_unknown_one_is_ignored(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A variable names the client; an unknown name is ignored, with one warning."""
@@ -160,7 +162,9 @@ def test_the_choice_can_be_taken_away(
     ]
 
 
-def test_a_process_that_may_fork(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+def test_a_process_that_may_fork_uses_fsspec(
+    s3_environ: S3, with_store: Callable[..., Any]
+) -> None:
     """A process that may fork uses fsspec, and so does a child whose parent has used obstore."""
     assert isinstance(open_store(s3_environ.uri(), may_fork=True), FsspecStore)
     assert with_store(s3_environ.uri(), lambda store: store.list()) == []
@@ -188,7 +192,7 @@ _SET = "no credentials; set GOOGLE_APPLICATION_CREDENTIALS"
         (_NO_ROLE, AccessDeniedError, 1),
     ],
 )
-def test_a_cloud_that_gives_no_credentials(
+def test_transient_credential_errors_are_retried_and_refusals_reported(
     monkeypatch: pytest.MonkeyPatch,
     said: str,
     kind: type[Exception],

@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("seconds", ["60", "0.004"], ids=["writes", "gives up"])
-def test_a_process_ends_right_after_its_requests(s3: S3, seconds: str) -> None:
+def test_processes_that_end_right_after_requests_are_not_aborted(s3: S3, seconds: str) -> None:
     """Of 8 processes, four at a time, none is aborted:
     without the wait at their end about one in eight was.
     """
@@ -57,7 +57,7 @@ _STATUS = {"PermanentRedirect": 301, "AuthorizationHeaderMalformed": 400}
 
 
 @pytest.fixture
-def _nowhere(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def remove_credentials(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing on this machine give credentials."""
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
@@ -66,7 +66,7 @@ def _nowhere(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(params=_STATUS)
-def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+def other_region(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a server that answers as S3 does for a bucket of another region; return its URL."""
     code = request.param
 
@@ -98,12 +98,12 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.usefixtures("_nowhere")
-def test_a_bucket_of_another_region(
-    run: Callable[..., Ran], elsewhere: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("remove_credentials")
+def test_a_bucket_of_another_region_is_one_line_with_that_region(
+    run: Callable[..., Ran], other_region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the region to set."""
-    for name, value in {**_KEYS, "AWS_ENDPOINT_URL": elsewhere}.items():
+    for name, value in {**_KEYS, "AWS_ENDPOINT_URL": other_region}.items():
         monkeypatch.setenv(name, value)
     ran = run("show", f"s3://{_ATTEMPT}")
     (line,) = (ran.out + ran.err).splitlines()
@@ -125,8 +125,8 @@ for uri, settings in {cases}:
 """
 
 
-@pytest.mark.usefixtures("_nowhere")
-def test_one_line_in_time() -> None:
+@pytest.mark.usefixtures("remove_credentials")
+def test_missing_credentials_and_wrong_ports_are_one_line_each() -> None:
     """Missing credentials and wrong ports are one line each,
     and leave nothing that is printed at a process's end.
     """

@@ -47,7 +47,7 @@ def test_only_objects_directly_in_the_folder_are_listed(
     assert with_store(uri, names) == ["a.pb", "b.pb"]
 
 
-def test_a_listing_that_fsspec_remembers_is_not_used(
+def test_the_store_ignores_fsspecs_cached_listing(
     s3_environ: S3, peer: Peer, with_store: WithStore
 ) -> None:
     """The filesystem that fsspec shares does not see a new object; the store does."""
@@ -71,7 +71,9 @@ def test_a_listing_that_fsspec_remembers_is_not_used(
         type(shared).clear_instance_cache()
 
 
-def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: WithStore) -> None:
+def test_a_store_of_a_whole_bucket_lists_behind_a_name(
+    s3_environ: S3, with_store: WithStore
+) -> None:
     """A store of a whole bucket can list behind a name."""
     folder = s3_environ.uri("bucket").rpartition("/")[2]
 
@@ -84,7 +86,7 @@ def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: WithStore) -> No
     assert with_store(f"s3://{s3_environ.bucket}", use) == [f"{folder}/b.pb", f"{folder}/c.pb"]
 
 
-def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
+def test_names_that_urls_encode_are_kept(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
     """Another client finds what was put under its name and with its bytes,
     also if URLs encode the name.
     """
@@ -100,7 +102,9 @@ def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Wit
     assert peer.files(uri) == files
 
 
-def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: WithStore) -> None:
+def test_64_first_requests_at_once_succeed_and_leave_no_connection(
+    s3_environ: S3, with_store: WithStore
+) -> None:
     """64 first requests at once succeed, and leave no connection open."""
     uri = s3_environ.uri()
 
@@ -111,7 +115,7 @@ def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Wit
     assert with_store(uri, use) == 64
 
 
-def test_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:
+def test_run_sync_works_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:
     """The synchronous bridge works in a coroutine, on a loop that has used a store itself."""
     uri = s3_environ.uri()
     peer.put(f"{uri}/a.pb", b"x")

@@ -20,13 +20,13 @@ def test_only_this_machine_can_reach_it(s3: S3) -> None:
     assert {address.rpartition(":")[0] for address in sockets} == {"127.0.0.1"}
 
 
-def test_its_ports_are_not_the_kernels_to_give(s3: S3) -> None:
+def test_the_servers_ports_are_outside_of_the_range_of_client_ports(s3: S3) -> None:
     """The server's ports are outside of the range of client ports."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(int(address.rpartition(":")[2]) < first for address in listening(s3.pid))
 
 
-def test_no_settings_are_seen() -> None:
+def test_tests_without_the_server_see_none_of_its_settings() -> None:
     """A test without the server's fixture sees only the settings that keep botocore
     from looking for others.
     """

@@ -119,7 +119,7 @@ def execute(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(("store_uri", "case", "mode"), STARTED, indirect=["store_uri"])
-def test_a_stock_error_is_read_as_it_was_written(
+def test_a_stock_error_is_read_unchanged_and_decides_as_in_flyte(
     store_uri: str,
     execute: Callable[..., None],
     files_in: Callable[[str], dict[str, bytes]],

@@ -19,7 +19,9 @@ def _python(minor: int, *, has_venv: bool = True) -> str:
     return _PYTHON.format(minor=minor, venv=":" if has_venv else "exit 1")
 
 
-def _chosen(folder: Path, programs: dict[str, str], given: str = "") -> tuple[int, list[str], str]:
+def run_script(
+    folder: Path, programs: dict[str, str], given: str = ""
+) -> tuple[int, list[str], str]:
     """Return exit code, lines and error of the script on a machine that has these programs only."""
     for name in ("bash", "dirname", "sed"):
         (folder / name).symlink_to(shutil.which(name) or name)
@@ -62,7 +64,7 @@ def _chosen(folder: Path, programs: dict[str, str], given: str = "") -> tuple[in
         "uv without a network", "newer, alone",
     ],
 )  # fmt: skip
-def test_the_choice(  # noqa: PLR0917 - a table
+def test_python3_is_chosen_if_flytekit_supports_it_else_another(  # noqa: PLR0917 - a table
     programs: dict[str, str],
     python: str,
     extra: str,
@@ -74,7 +76,7 @@ def test_the_choice(  # noqa: PLR0917 - a table
     a sentence says why it is another one.
     """
     monkeypatch.delenv("PYTHON", raising=False)
-    code, lines, _ = _chosen(tmp_path, programs)
+    code, lines, _ = run_script(tmp_path, programs)
     assert (code, lines[:2]) == (0, [python, extra])
     (said,) = lines[2:]
     assert note in said
@@ -82,23 +84,23 @@ def test_the_choice(  # noqa: PLR0917 - a table
 
 
 @pytest.mark.parametrize(("minor", "extra"), [(12, "elastic"), (13, "torch")])
-def test_a_given_interpreter_is_taken(minor: int, extra: str, tmp_path: Path) -> None:
+def test_an_interpreter_that_the_user_names_is_used(minor: int, extra: str, tmp_path: Path) -> None:
     """An interpreter that the user names is used, without Flyte if flytekit does not support it."""
     others = {"python3": _python(13), "python3.12": _python(12), "theirs": _python(minor)}
-    code, lines, _ = _chosen(tmp_path, others, given=str(tmp_path / "theirs"))
+    code, lines, _ = run_script(tmp_path, others, given=str(tmp_path / "theirs"))
     assert (code, lines[:2]) == (0, [str(tmp_path / "theirs"), extra])
     assert (lines[2] == "") == (extra == "elastic")
 
 
 @pytest.mark.parametrize("given", ["", "python3", "nowhere"])
-def test_no_interpreter_is_new_enough(
+def test_without_a_usable_interpreter_one_line_says_which_to_name(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an interpreter that can be used the script fails,
     and says in one line which one to name.
     """
     monkeypatch.delenv("PYTHON", raising=False)
-    code, lines, error = _chosen(tmp_path, {"python3": _python(9)}, given)
+    code, lines, error = run_script(tmp_path, {"python3": _python(9)}, given)
     assert (code, lines) == (1, [])
     (line,) = error.splitlines()
     assert "3.10 or later" in line

@@ -22,13 +22,13 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:xdist", "-p", "no:cachep
 """
 
 
-def test_what_is_listed_exists() -> None:
+def test_files_and_folders_of_each_layer_exist() -> None:
     """Every file and folder in conftest's tables exists."""
     places = {*conftest._FOLDERS["torch"], *conftest._FOLDERS["flyte"]}
     assert [place for place in sorted(places) if not (ROOT / "tests" / place).exists()] == []
 
 
-def test_what_is_left_out() -> None:
+def test_tests_that_need_absent_packages_are_left_out_and_named() -> None:
     """Without torch and flytekit the tests that need them are not imported,
     and one line names them.
     """

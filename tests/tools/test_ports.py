@@ -14,7 +14,7 @@ sys.stdin.read()
 """
 
 
-def test_sessions_with_other_temporary_folders(tmp_path: Path) -> None:
+def test_two_sessions_get_different_ports(tmp_path: Path) -> None:
     """Two sessions that search from the same port on get different ones,
     whatever their folders for temporary files.
     """

@@ -60,7 +60,7 @@ from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.worker.in_flight import Moment
 from tests.prefix import Prefix
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -455,10 +455,10 @@ def test_a_signal_lengthens_a_stop(
     agent = start("saves", "dies", stop_seconds=SAVING_S / 4)
     if signalled == "another node":
         others.announce_grace(LONG_S)
-        until(others.has_grace)
+        wait_until(others.has_grace)
     else:
         received = SignalReceived(signal.SIGTERM, Moment.now())
-        stopping = partial(until, lambda: agent.node.workers.stopped is not None)
+        stopping = partial(wait_until, lambda: agent.node.workers.stopped is not None)
         told = threading.Thread(target=lambda: (stopping(), agent.node.report_signal(received)))
         told.start()
     _kill(agent, 1)

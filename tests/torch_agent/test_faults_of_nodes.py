@@ -19,7 +19,7 @@ from firstfault.model import Origin, Scope
 from firstfault_torch import Options, Watchdog
 from tests.nodes import DEADLINE_S, Ended, Job
 from tests.torch_agent import trainings
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.jobs
 
@@ -86,7 +86,7 @@ def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number
     and all nodes end soon.
     """
     running = job(trainings.one_fails, "raise", peers)
-    running.told("fault")
+    running.await_mark("fault")
     began = time.monotonic()
     ended = running.end()
     took(f"a rank raises, its peers {peers}", began, limit)
@@ -95,7 +95,7 @@ def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number
     assert "the first fault" in ended.verdict.headline
     assert ended.verdict.coverage.complete
     if peers == "sleep":
-        victim = ended.of_rank(0)
+        victim = ended.find_failure(0)
         assert victim.caused_by.rank == 1
         assert "rank 1 on " in victim.sent_signals[0].reason
         (stack,) = victim.stack_dumps
@@ -109,8 +109,8 @@ def test_a_slow_finally(job: Callable[..., Job], number: int) -> None:
     """
     ended = job(trainings.one_fails, "finally-destroy", "gloo").end()
     assert ended.verdict.ranks == (1,)
-    root = ended.of_rank(1)
-    victim = ended.of_rank(0)
+    root = ended.find_failure(1)
+    victim = ended.find_failure(0)
     assert (root.exception.type, root.exception.frames[-1].function) == ("ValueError", "_fail")
     (receipt,) = {
         receipt
@@ -127,7 +127,7 @@ def test_an_exit_without_an_error(job: Callable[..., Job]) -> None:
     """An exit with code 0 before the training function has returned is a failure."""
     ended = job(trainings.one_fails, "exit 0", **ONE_NODE).end()
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "exit")
-    assert "exited with code 0 before its training returned" in ended.of_rank(1).message
+    assert "exited with code 0 before its training returned" in ended.find_failure(1).message
 
 
 def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
@@ -137,7 +137,7 @@ def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
     ended = job(trainings.one_fails, "leave", "gloo", **ONE_NODE).end()
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "exit")
     assert ended.verdict.headline.startswith("SystemExit, rank 1 on ")
-    assert "onnection" in ended.of_rank(0).message, "the collective did not time out"
+    assert "onnection" in ended.find_failure(0).message, "the collective did not time out"
 
 
 def test_an_abort(job: Callable[..., Job]) -> None:
@@ -145,7 +145,7 @@ def test_an_abort(job: Callable[..., Job]) -> None:
     the node's log has them too.
     """
     ended = job(trainings.one_fails, "terminate", **ONE_NODE).end()
-    root = ended.of_rank(1)
+    root = ended.find_failure(1)
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "signal")
     assert "terminate called without an active exception" in f"{root.message}\n{root.log_tail}"
     (dump,) = root.stack_dumps
@@ -169,7 +169,7 @@ def test_a_rank_that_hangs_in_a_step(job: Callable[..., Job]) -> None:
     options = Options(watchdog=Watchdog(heartbeat_timeout=120))
     fields = {"nproc_per_node": 2, "log_line_prefix_template": "[${role_name} rank ${rank}] "}
     ended = job(trainings.one_hangs_in_a_step, 2, options=options, **fields).end()
-    root = ended.of_rank(2)
+    root = ended.find_failure(2)
     assert (ended.verdict.ranks, ended.verdict.category) == ((2,), "hang")
     assert "trainings.py:" in ended.verdict.headline
     assert "in one_hangs_in_a_step" in root.stack_dumps[0].text
@@ -184,7 +184,7 @@ def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
     another one fails after it.
     """
     running = job(trainings.one_is_late, "raise", 1.0)
-    running.told("fault")
+    running.await_mark("fault")
     began = time.monotonic()
     ended = running.end()
     took("a rank raises, its peer has finished", began, SLEEPING_S)
@@ -201,8 +201,8 @@ def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: boo
     on whichever node the store is.
     """
     running = job(trainings.one_fails, "hang")
-    killed = running.told(f"rank-{rank}")
-    running.told("fault")
+    killed = running.await_mark(f"rank-{rank}")
+    running.await_mark("fault")
     time.sleep(1)  # the agents connect in the background
     began = time.monotonic()
     os.kill(killed["agent"], signal.SIGKILL)
@@ -213,27 +213,29 @@ def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: boo
     assert sorted(map(str, ended.codes)) == ["-9", "1"]
     assert (ended.verdict.scope, ended.verdict.category) == (Scope.NODE, "node_lost")
     assert ended.verdict.coverage.reported == 2
-    assert ended.of_rank(1 - rank).stopped_by_agent
+    assert ended.find_failure(1 - rank).stopped_by_agent
     assert (ended.folder / "0" / "error.pb").exists(), "the survivor has sealed a verdict"
 
 
 def _training(job: Callable[..., Job], peers: str) -> tuple[Job, int]:
     running = job(trainings.one_fails, "hang", peers)
-    running.told("fault")
+    running.await_mark("fault")
     time.sleep(1)  # the agents connect in the background
-    return running, running.told("rank-1")["agent"]
+    return running, running.await_mark("rank-1")["agent"]
 
 
 def _barrier(job: Callable[..., Job]) -> tuple[Job, int]:
     running = job(trainings.one_is_late, "hang", 0.0)
-    agent = running.told("rank-1")["agent"]
-    running.told("fault")
+    agent = running.await_mark("rank-1")["agent"]
+    running.await_mark("fault")
     return running, agent
 
 
 def _rendezvous(job: Callable[..., Job]) -> tuple[Job, int]:
     running = job(trainings.one_fails, "hang", nodes=1)
-    until(lambda: list(running.temporary.glob("firstfault-*/recorder.sock")), seconds=DEADLINE_S)
+    wait_until(
+        lambda: list(running.temporary.glob("firstfault-*/recorder.sock")), seconds=DEADLINE_S
+    )
     time.sleep(1)  # by now it has entered the rendezvous
     pid = running.processes[0].pid
     assert pid is not None
@@ -288,7 +290,7 @@ def test_sigterm_while_settling(
     torch asks the store's host every second for nodes that wait to join.
     """
     running = job(trainings.one_fails, "raise", "sleep, once told")
-    failing, silent = running.told("rank-1")["agent"], running.told("rank-0")["agent"]
+    failing, silent = running.await_mark("rank-1")["agent"], running.await_mark("rank-0")["agent"]
     os.kill(silent, signal.SIGSTOP)
     time.sleep(frozen_seconds)
     (running.folder / "go").touch()

@@ -22,7 +22,7 @@ from firstfault_torch.node_context import NodeContext
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.nodes import Job
 from tests.processes import kill
-from tests.recordings import recording_at
+from tests.recordings import make_node_context
 from tests.s3_server import S3
 from tests.torch_agent import trainings
 
@@ -58,7 +58,7 @@ def proxy(s3: S3) -> Iterator[FaultyProxy]:
 def node_context(proxy: FaultyProxy) -> Iterator[NodeContext]:
     """Return a recording of a node whose recorder runs."""
     with document_writer.node_recorder(
-        recording_at(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")
+        make_node_context(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")
     ) as node_context:
         # a busy machine takes half a minute to import what an upload needs, in the recorder and in
         # this process
@@ -215,7 +215,7 @@ def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy,
     """The other node, alone and with its own findings,
     names the rank of which its agent was told.
     """
-    workers = {rank: job.told(f"rank-{rank}-0") for rank in range(2)}
+    workers = {rank: job.await_mark(f"rank-{rank}-0") for rank in range(2)}
     rank = job.host({number: worker["agent"] for number, worker in workers.items()})
     other = f"{1 - rank:07d}"
     before = len(proxy.requests)
@@ -238,7 +238,7 @@ def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy,
 @pytest.mark.jobs
 def test_a_node_is_terminated_while_the_storage_hangs(proxy: FaultyProxy, job: Job) -> None:
     """It seals within seconds, long before Kubernetes kills it."""
-    agent = job.told("rank-1-0")["agent"]
+    agent = job.await_mark("rank-1-0")["agent"]
     before = len(proxy.requests)
     proxy.plan(Fault("stall"))
     began = time.monotonic()

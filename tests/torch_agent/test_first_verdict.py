@@ -19,12 +19,14 @@ from firstfault_torch import run
 from firstfault_torch.engine import PlainEngine, Publication
 from firstfault_torch.options import Options
 from tests.prefix import Prefix
-from tests.recordings import concluded, published
+from tests.recordings import conclude_node, seal_conclusion
 
 
 def _publication(prefix: Prefix, message: str, rank: int = 0) -> Publication:
     node_context = prefix.node_context()
-    return published(concluded(node_context, [make_error(rank, message=message)]), node_context)
+    return seal_conclusion(
+        conclude_node(node_context, [make_error(rank, message=message)]), node_context
+    )
 
 
 def _publish(prefix: Prefix, publication: Publication) -> Publication:

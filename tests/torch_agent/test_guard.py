@@ -21,7 +21,7 @@ from firstfault_torch.guard import (
     run_loop,
     suppress_internal_errors,
 )
-from tests.waiting import in_a_thread
+from tests.waiting import run_in_thread
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -157,7 +157,7 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
         with ignore_worker_signals():
             inside.append({number: signal.getsignal(number) for number in handlers})
 
-    in_a_thread(look)
+    run_in_thread(look)
     assert inside == [handlers]
 
 

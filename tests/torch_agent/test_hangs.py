@@ -46,11 +46,11 @@ from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_re
 from firstfault_torch.options import parse_hang
 from firstfault_torch.protocol.stall_limits import build_stall_limits
 from firstfault_torch.protocol.stall_messages import StallReport
-from tests.http_receiver import receiving
+from tests.http_receiver import serve_receiver
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S
 from tests.torch_agent.trainings import stalling
-from tests.waiting import until
+from tests.waiting import wait_until
 
 SECONDS = 3.0
 
@@ -62,17 +62,17 @@ def test_a_stall_is_told_kept_and_not_ended(
     one keeps a record, and notifies.
     """
     options = Options(hang=Hang(warn_seconds=SECONDS, end_seconds=SECONDS))
-    with receiving() as webhook, Job(tmp_path, stalling, ("paused",), options=options) as job:
+    with serve_receiver() as webhook, Job(tmp_path, stalling, ("paused",), options=options) as job:
         monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
         job.start(2)
         logs = partial(tmp_path.glob, "*.err.log")
-        until(
+        wait_until(
             lambda: ["read_shard" in log.read_text() for log in logs()] == [True, True],
             seconds=DEADLINE_S,
         )
         assert not (tmp_path / "0" / LIVE).exists()
         (tmp_path / "0" / ROSTER / watched_name(int(time.time() * 1000) + 600_000)).touch()
-        until(lambda: _live(tmp_path) == [(41, 41, 0), (40, 40, 1)], seconds=DEADLINE_S)
+        wait_until(lambda: _live(tmp_path) == [(41, 41, 0), (40, 40, 1)], seconds=DEADLINE_S)
         job.go(0)
         ended = job.end()
     assert ended.codes == [0, 0]
@@ -142,7 +142,7 @@ def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
     with Job(tmp_path, stalling, ("early",), options=options, config=ONE_NODE) as job:
         log = tmp_path / "node-0.err.log"
         job.start()
-        until(
+        wait_until(
             lambda: log.exists() and " since the first steps: " in log.read_text(),
             seconds=DEADLINE_S,
         )
@@ -607,11 +607,11 @@ def test_what_the_kernel_tells() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as worker:
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
-        until(lambda: bool(children.read_text().split()))
+        wait_until(lambda: bool(children.read_text().split()))
         child = int(children.read_text())
-        until(lambda: read_kernel_state(worker.pid) == [])
+        wait_until(lambda: read_kernel_state(worker.pid) == [])
         subprocess.run(["kill", "-STOP", str(child)], check=True)
-        until(lambda: bool(read_kernel_state(worker.pid)))
+        wait_until(lambda: bool(read_kernel_state(worker.pid)))
         name = Path(f"/proc/{child}/comm").read_text().strip()
         assert read_kernel_state(worker.pid) == [
             f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"
@@ -636,7 +636,7 @@ def test_the_call_in_which_a_process_waits() -> None:
     ):
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
             try:
-                until(lambda: describe_wait(process.pid) == call)  # noqa: B023 - called at once
+                wait_until(lambda: describe_wait(process.pid) == call)  # noqa: B023 - called at once
             finally:
                 os.killpg(process.pid, signal.SIGKILL)
 

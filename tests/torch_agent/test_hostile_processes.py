@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from firstfault import MultiErrorFileOutputReader
 from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.torch_agent.hostile import HABITS, MACHINES, MEGABYTES, NotAllowedError
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.jobs, pytest.mark.forks]
 PATIENCE_S = 120.0
@@ -195,7 +195,9 @@ def test_a_machine(machine: str, folder: Path) -> None:
     assert all(SAID[machine] in line for line in healthy.warnings)
     lines = 0 if machine == "closed files" else 2
     # without a thread another process passes them on, and may end after the agent
-    until(lambda: (folder / "stderr").read_text(errors="replace").count("still here\n") == lines)
+    wait_until(
+        lambda: (folder / "stderr").read_text(errors="replace").count("still here\n") == lines
+    )
     assert _job(folder, machine=machine, fails=True).results is None
     assert _names_the_fault(folder)
 

@@ -24,7 +24,7 @@ from firstfault_torch.worker.in_flight import (
     get_moment,
     watch_process_groups,
 )
-from tests.waiting import in_a_thread
+from tests.waiting import run_in_thread
 
 pytestmark = pytest.mark.forks
 
@@ -380,7 +380,7 @@ def test_asked_by_the_agent(
 
     def ask_twice() -> None:
         for _ in range(2):
-            in_a_thread(documents.in_flight.ask)
+            run_in_thread(documents.in_flight.ask)
         seen.append((list(documents.recorded), list(documents.withdrawn)))
 
     error, _ = _left(lambda: train(ask_twice))
@@ -390,7 +390,7 @@ def test_asked_by_the_agent(
 def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
     """`ask` withdraws a handled exception, and records nothing if none is in flight."""
     error, _ = _left(_finally)
-    in_a_thread(documents.in_flight.ask)
+    run_in_thread(documents.in_flight.ask)
     assert documents.recorded == documents.withdrawn == [error]
 
 
@@ -413,7 +413,7 @@ def test_other_threads_and_processes(documents: Documents) -> None:
     """What leaves another thread, or a forked child such as a data loader,
     does not leave the task function.
     """
-    in_a_thread(lambda: _left(_finally))
+    run_in_thread(lambda: _left(_finally))
     assert documents.recorded == []
     context = multiprocessing.get_context("fork")
     recorded = context.Value("i", -1)
@@ -488,7 +488,7 @@ def seen() -> Iterator[list[Unwinding | None]]:
 
 def _look() -> None:
     thread = threading.get_ident()
-    in_a_thread(lambda: _seen.append(find_unwinding(thread)))
+    run_in_thread(lambda: _seen.append(find_unwinding(thread)))
 
 
 class _Batches:

@@ -36,7 +36,7 @@ from firstfault_torch.node import stderr_relay
 from tests.nodes import Job
 from tests.processes import is_gone
 from tests.torch_agent.trainings import prints_and_leaves, prints_and_raises
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 LONG_S = 60.0
@@ -286,7 +286,7 @@ def test_what_a_worker_leaves(tmp_path: Path) -> None:
     fork, program, daemon = map(int, (tmp_path / "pids").read_text().split())
     os.kill(daemon, signal.SIGKILL)
     # Python needs a moment for torch's handler of SIGTERM
-    until(lambda: is_gone(fork) and is_gone(program))
+    wait_until(lambda: is_gone(fork) and is_gone(program))
 
 
 def _return_what_cannot_be_pickled() -> Any:

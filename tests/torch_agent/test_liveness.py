@@ -36,7 +36,7 @@ from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.prefix import Prefix
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -126,10 +126,10 @@ def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], 
     late.sendall(json.dumps(greeting).encode() + b"\n")
     ending = threading.Thread(target=lines.end)
     ending.start()
-    until(lines._ended.done)
+    wait_until(lines._ended.done)
     goes_on.set()
     ending.join(LONG_S)
-    until(lambda: not lines.thread.is_alive())
+    wait_until(lambda: not lines.thread.is_alive())
     late.close()
 
 
@@ -140,9 +140,9 @@ def test_a_machine_that_vanishes(store: RoundStore) -> None:
     agents = [
         PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", Deaths()) for rank in (0, 1)
     ]
-    until(lambda: agents[0]._latest)
+    wait_until(lambda: agents[0]._latest)
     port = json.loads(store.get("firstfault/lifeline"))["port"]
-    until(lambda: _limits_ms(port) == [(60_000, 60_000)] * 2)
+    wait_until(lambda: _limits_ms(port) == [(60_000, 60_000)] * 2)
     for agent in agents:
         agent.end()
 
@@ -173,7 +173,7 @@ def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[]
     agents = [
         PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", deaths) for rank in (0, 1)
     ]
-    until(lambda: agents[0]._latest)
+    wait_until(lambda: agents[0]._latest)
     hurry()
     agents[leaves].end()
     assert not deaths.news.wait(QUIET_S)

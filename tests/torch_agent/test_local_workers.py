@@ -41,7 +41,7 @@ from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.watchdog.timers import Timer
 from tests.prefix import Prefix
-from tests.waiting import until
+from tests.waiting import wait_until
 
 _ONLY_ITS_MAIN_THREAD_EXITS = """
 import ctypes, threading, time
@@ -244,7 +244,7 @@ def test_a_deadline_of_a_worker_that_is_no_child(prefix: Prefix) -> None:
     local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
     local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
     assert local.expired.keys() == {0}
-    until(lambda: not workers._is_running(pid))
+    wait_until(lambda: not workers._is_running(pid))
     local.stop_watching()
 
 
@@ -415,7 +415,7 @@ def _noted(watch: ExitWatch, index: int = 0) -> int:
     """Wait until a death is noted, and return its moment;
     reading the watch later does not change it.
     """
-    until(partial(watch._ended.__contains__, index))
+    wait_until(partial(watch._ended.__contains__, index))
     return time.monotonic_ns()
 
 
@@ -441,7 +441,7 @@ def test_deaths(doomed: Callable[..., _Worker]) -> None:
     for worker_exit, ((wall_ns, monotonic_ns), noted_ns) in zip(exits, moments[:3], strict=True):
         assert monotonic_ns <= worker_exit.monotonic_ns <= noted_ns
         assert wall_ns <= worker_exit.wall_ns
-    until(lambda: not watch._thread.is_alive())
+    wait_until(lambda: not watch._thread.is_alive())
 
 
 def test_a_signal_without_a_name() -> None:
@@ -533,7 +533,7 @@ def test_without_pidfds(
     worker = doomed()
     watch = ExitWatch([worker.process])
     _, monotonic_ns = worker.end("kill")
-    until(lambda: _deaths(watch))
+    wait_until(lambda: _deaths(watch))
     noted_ns = _noted(watch)
     (worker_exit,) = _deaths(watch)
     watch.stop()
@@ -622,7 +622,7 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
         ) * 2:
             stderr.write(part)
             local._stderr.tail(1)
-        until(lambda: local._channel is not None and 1 in local._channel.get_states())
+        wait_until(lambda: local._channel is not None and 1 in local._channel.get_states())
     local.document(WorkerExit(1, 123, -6, time.time_ns(), time.monotonic_ns()))
     reporter.finish((1,), None)
     reporter.drain()
@@ -728,7 +728,7 @@ def test_a_failure_of_a_program_that_exits_with_0(
     local._context = SimpleNamespace(subprocess_handlers={}, _pc=SimpleNamespace())
     local._watch = ExitWatch(processes)
     assert _exit_codes(processes) == [0, 0]
-    until(lambda: len(local._watch.ended()) == len(processes) if local._watch else False)
+    wait_until(lambda: len(local._watch.ended()) == len(processes) if local._watch else False)
     assert local.has_late_report()
     assert [death.local_rank for death in local.get_exits()] == [1]
     local._watch.stop()

@@ -27,8 +27,7 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.election import VerdictElection
 from tests.prefix import Prefix
-from tests.recordings import concluded, recording_at
-from tests.recordings import published as published_of
+from tests.recordings import conclude_node, make_node_context, seal_conclusion
 from tests.s3_server import S3
 from tests.torch_agent.stores import hosted
 
@@ -37,7 +36,7 @@ LONG_S = 60.0
 
 def _wrote(uri: str, failure: WorkerError) -> WorkerError:
     """Upload a document and return the failure as its node knows it."""
-    _, receipt = record_error(failure, recording_at(uri, 30.0), None, 30)
+    _, receipt = record_error(failure, make_node_context(uri, 30.0), None, 30)
     assert receipt.durable
     return replace(failure, documents=(DocumentRef(receipt.name),))
 
@@ -52,7 +51,7 @@ def _settled(
     seconds: float = 0.0,
     **options: Any,
 ) -> Conclusion:
-    return concluded(node_context, failures, seconds=seconds, **options)
+    return conclude_node(node_context, failures, seconds=seconds, **options)
 
 
 _NEW_MODULES = """
@@ -102,7 +101,7 @@ def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     uri = s3_no_list.uri("settle")
     _wrote(uri, _failure(1, at_ms=0, message="the root, out of sight"))
     own = _wrote(uri, _failure(0, at_ms=5, message="what I know"))
-    conclusion = _settled(recording_at(uri), own, seconds=LONG_S)
+    conclusion = _settled(make_node_context(uri), own, seconds=LONG_S)
     assert "what I know" in conclusion.verdict.headline
     assert not conclusion.verdict.settled
     assert not conclusion.verdict.coverage.complete
@@ -232,7 +231,7 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
         seen.append((context.attempt, context.retries, context.pods_alive))
         return policy(verdict, context)
 
-    node_context = recording_at(prefix.uri, attempt=2)
+    node_context = make_node_context(prefix.uri, attempt=2)
     own = _failure(0, kind=Kind.RECOVERABLE)
     assert _settled(node_context, own, policy=policy and told, retries=5).decision.retry is retry
     assert seen == ([(2, 5, True)] if policy else [])
@@ -291,7 +290,7 @@ def test_it_leaves_a_verdict(
     """
     document = b""
     if age_s is not None:
-        other = published_of(
+        other = seal_conclusion(
             _settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context()
         ).sealed
         document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns() - age_s * 10**9))
@@ -311,7 +310,7 @@ def test_the_store_ends_while_the_leader_concludes(
     """The leader adopts a verdict that another node has published;
     without one it publishes its own.
     """
-    other = published_of(
+    other = seal_conclusion(
         _settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context()
     ).sealed
     document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns()))

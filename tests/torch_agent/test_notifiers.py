@@ -35,9 +35,9 @@ from firstfault_torch.notifiers import WEBHOOK_VARIABLE, send_record
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.report_packing import ElectedVerdict
-from tests.http_receiver import Receiver, receiving
+from tests.http_receiver import Receiver, serve_receiver
 from tests.prefix import Prefix
-from tests.recordings import concluded, published
+from tests.recordings import conclude_node, seal_conclusion
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ LONG_S = 60.0
 @pytest.fixture
 def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Run a server, and name it in the environment."""
-    with receiving() as found:
+    with serve_receiver() as found:
         found.location = f"/{PATH}/elsewhere"
         monkeypatch.setenv(WEBHOOK_VARIABLE, f"{found.url}/{PATH}")
         yield found
@@ -213,8 +213,8 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
 def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) -> None:
     """Each verdict is told by the node that reached it."""
     own = make_error(0, node="worker-0", message="no labels")
-    conclusion = concluded(prefix.node_context(), [own])
-    document = published(conclusion, prefix.node_context()).sealed.document
+    conclusion = conclude_node(prefix.node_context(), [own])
+    document = seal_conclusion(conclusion, prefix.node_context()).sealed.document
     peers = Mock()
     peers.settle.return_value = [ElectedVerdict(document, durable=True)]
     assert (
@@ -242,7 +242,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Run a receiver, and name it in the environment as the endpoint of all signals."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with receiving() as found:
+    with serve_receiver() as found:
         monkeypatch.setenv(BASE, found.url)
         yield found
 
@@ -428,7 +428,7 @@ def test_a_receiver_that_does_not_answer(
     if receiver == "webhook":
         monkeypatch.delenv(BASE)
         monkeypatch.setenv(WEBHOOK_VARIABLE, f"{collector.url}/a-secret")
-    collector.goes_on.clear()
+    collector.may_answer.clear()
     before = set(threading.enumerate())
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())

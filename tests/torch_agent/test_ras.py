@@ -19,7 +19,7 @@ from firstfault_torch import time_limits
 from firstfault_torch.conclusion import notifications
 from firstfault_torch.hang.ras import add_ras_line
 from firstfault_torch.protocol.stall_messages import StallReport
-from tests.http_receiver import receiving
+from tests.http_receiver import serve_receiver
 from tests.torch_agent.test_hangs import resume, stall, watching
 
 OTHERS = {"AllReduce": 3041, "Broadcast": 2}
@@ -219,7 +219,7 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user does not want it, a stall is one event when it is told first,
     and one when it is over.
     """
-    with receiving() as webhook:
+    with serve_receiver() as webhook:
         monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
         for wanted in ("0", ""):
             monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", wanted)

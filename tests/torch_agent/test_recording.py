@@ -51,8 +51,8 @@ from firstfault_torch.worker.worker_monitor import (
     run_recorded,
 )
 from tests.prefix import Prefix
-from tests.recordings import recording_at
-from tests.waiting import in_a_thread
+from tests.recordings import make_node_context
+from tests.waiting import run_in_thread
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,9 @@ def as_worker(
     """Make this process look like rank 1 of a node; return its error.json's path."""
 
     def become(uri: str = prefix.uri, deadline_seconds: float = LONG_S) -> Path:
-        node_context = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
+        node_context = make_node_context(
+            uri, deadline_seconds, node="worker-0", round=2, incarnation=7
+        )
         error_file = tmp_path / "1" / "error.json"
         error_file.parent.mkdir(exist_ok=True)
         ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
@@ -173,11 +175,13 @@ def test_a_failing_store_is_logged_once(
     """The agent, and not its workers, logs the first document that can't be uploaded;
     further ones, and other failures of the same folder, only for debugging.
     """
-    recorder.record_error(_failure(), recording_at(blocked), Spool(tmp_path / "spool"), LONG_S)
+    recorder.record_error(_failure(), make_node_context(blocked), Spool(tmp_path / "spool"), LONG_S)
     assert caplog.messages == []
     monkeypatch.delenv("FIRSTFAULT_AGENT")
     for _ in range(3):
-        recorder.record_error(_failure(), recording_at(blocked), Spool(tmp_path / "spool"), LONG_S)
+        recorder.record_error(
+            _failure(), make_node_context(blocked), Spool(tmp_path / "spool"), LONG_S
+        )
     with suppress_internal_errors("reading"):
         raise StoreError(f"cannot read {blocked}/firstfault/errors")
     with suppress_internal_errors("reading"):
@@ -207,7 +211,7 @@ def test_a_store_that_fails(
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
     seconds = 1 if store == "hanging" else LONG_S  # a busy machine may load the client for a second
-    _, receipt = recorder.record_error(_failure(), recording_at(uri), spool, seconds)
+    _, receipt = recorder.record_error(_failure(), make_node_context(uri), spool, seconds)
     assert time.monotonic() - began < seconds + TOLERANCE_S
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
@@ -232,7 +236,7 @@ def test_one_deadline_for_all(
     release = threading.Event()
     monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(2 * LONG_S))
     began = time.monotonic()
-    _, receipt = recorder.record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
+    _, receipt = recorder.record_error(_failure(), make_node_context(hanging), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
     assert receipt.error == "the storage did not answer within 0.0 s", (
@@ -529,7 +533,7 @@ class _Finalised:
         return 0
 
     def __del__(self) -> None:
-        in_a_thread(self._call)
+        run_in_thread(self._call)
 
 
 def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> None:
@@ -561,7 +565,7 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) ->
         try:
             raise ValueError("bad batch")
         finally:
-            in_a_thread(monitor.answer)
+            run_in_thread(monitor.answer)
 
     def train() -> None:
         inner()
@@ -582,7 +586,7 @@ class _AskedError(Exception):
         self._answer = answer
 
     def __str__(self) -> str:
-        in_a_thread(self._answer)
+        run_in_thread(self._answer)
         return "bad batch"
 
 

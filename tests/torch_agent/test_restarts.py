@@ -323,7 +323,7 @@ def test_nodes_without_firstfault_at_the_exit(
     ended: list[FailureNotice | None] = []
 
     def wait(agent: Agent) -> None:
-        ended.append(agent.peers.await_all(agent.woken))
+        ended.append(agent.peers.exit_barrier.await_all(agent.woken))
 
     waiting = [threading.Thread(target=wait, args=(agent,)) for agent in made[:2]]
     for thread in waiting:

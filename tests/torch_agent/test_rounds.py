@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.utils.store import barrier
 
@@ -28,7 +28,7 @@ from firstfault_torch.rounds.round_store import begin_round
 from tests.nodes import WAIT_IN_STORE
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
-from tests.waiting import until
+from tests.waiting import wait_until
 
 SOON_S = 30.0
 LONG_S = 60.0
@@ -79,7 +79,7 @@ def test_a_frozen_host_blocks_nothing() -> None:
     assert time.monotonic() - began < SOON_S, "each would wait for half a second"
     assert len(asked) == 1
     may_answer.set()
-    until(lambda: rendezvous.num_nodes_waiting() == 2)
+    wait_until(lambda: rendezvous.num_nodes_waiting() == 2)
 
 
 def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
     for _ in range(2):  # the late one, then one in time
         with pytest.raises(RendezvousConnectionError):
-            until(lambda: rendezvous.num_nodes_waiting() != 0)
+            wait_until(lambda: rendezvous.num_nodes_waiting() != 0)
 
 
 @pytest.mark.parametrize("first_is_late", [False, True])
@@ -139,7 +139,7 @@ class Node:
         self.outcome = self.peers.broadcast
 
     def await_all(self) -> FailureNotice | None:
-        return self.peers.await_all(self.wake)
+        return self.peers.exit_barrier.await_all(self.wake)
 
 
 @pytest.fixture
@@ -151,6 +151,7 @@ def node(
     """
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_POLL_SECONDS", 0.05)
     monkeypatch.setattr(time_limits, "FINISH_ACKS_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "EXIT_ROSTER_TIMEOUT_SECONDS", 0.2)
     made: list[Node] = []
 
     def begin(group_rank: int) -> Node:
@@ -192,7 +193,7 @@ def test_all_have_arrived(
         other = third()
     assert [one.result(SOON_S) for one in waiting] == [None, None]
     other.result(SOON_S)
-    until(lambda: all(one.outcome.outcome == RoundOutcome(finished=True) for one in ours))
+    wait_until(lambda: all(one.outcome.outcome == RoundOutcome(finished=True) for one in ours))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -234,13 +235,7 @@ def test_the_store_is_gone(
 ) -> None:
     """If the store is lost with its host, the roster tells whether all nodes had finished."""
     for group_rank in succeeded:
-        entry = make_presence(
-            Phase.SUCCEEDED,
-            node=f"worker-{group_rank}",
-            group_rank=group_rank,
-            nodes=NODES,
-        )
-        put_file(prefix.uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
+        _upload_success(prefix, group_rank)
     one = node(0)
     one.outcome.end()
     one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
@@ -250,6 +245,29 @@ def test_the_store_is_gone(
         else pytest.raises(RendezvousConnectionError, match="Connection reset")
     ):
         assert one.await_all() is None
+
+
+def test_a_late_roster_entry(
+    prefix: Prefix, node: Callable[[int], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's host has ended because all nodes have finished; the entries of two come later."""
+    monkeypatch.setattr(time_limits, "EXIT_ROSTER_TIMEOUT_SECONDS", LONG_S)
+    one = node(0)
+    one.outcome.end()
+    one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
+    reads: list[int] = []
+    read = one.peers.exit_barrier._read_roster
+
+    def read_then_upload() -> Any:
+        found = read()
+        reads.append(len(reads))
+        for group_rank in (1, 2) if len(reads) == 1 else ():
+            _upload_success(prefix, group_rank)
+        return found
+
+    monkeypatch.setattr(one.peers.exit_barrier, "_read_roster", read_then_upload)
+    assert one.await_all() is None
+    assert reads == [0, 1]
 
 
 def test_a_silent_connection_at_the_exit(
@@ -269,6 +287,66 @@ def test_a_silent_connection_at_the_exit(
         silent.set()
 
 
+def test_a_broken_connection_at_the_exit(
+    node: Callable[[int], Node], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection to torch's store broke while the workers ran, so no agent is the last one to
+    be counted: the agents leave their names on new connections.
+    """
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_LOG_INTERVAL_SECONDS", 0.2)
+    ours = [node(group_rank) for group_rank in range(NODES)]
+    barrier = ours[0].peers.exit_barrier
+    broken = SimpleNamespace(add=_raise, check=_raise, set=_raise, wait=_raise)
+    barrier._group = SimpleNamespace(**{**vars(barrier._group), "store": broken})
+    waiting = [pool.submit(one.await_all) for one in ours]
+    assert [one.result(SOON_S) for one in waiting] == [None] * NODES
+
+
+def test_silent_connections_at_the_exit(
+    node: Callable[[int], Node], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall has forgotten all connections of a node. It learns on a new one that the others
+    have finished, or that one of them has failed.
+    """
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_LOG_INTERVAL_SECONDS", 0.1)
+    silent = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixStore, "wait", lambda *_: silent.wait(LONG_S))
+        first = node(0)
+        wait_until(lambda: first.outcome._connection is not None)
+        monkeypatch.setattr(first.outcome, "poll", lambda: None)
+        waiting = pool.submit(first.await_all)
+        failure = FailureNotice("ValueError", "worker-1", 1, 3)
+        node(1).outcome.send(failure)
+        assert waiting.result(SOON_S) == failure
+        silent.set()
+
+
+def test_a_failure_that_was_faster_than_the_end(node: Callable[[int], Node]) -> None:
+    """An agent sees that all have arrived, but one of them has got a signal: its notice is in the
+    store already, so all nodes fail alike.
+    """
+    only = node(0)
+    failure = FailureNotice("SIGTERM", "worker-1", 1)
+    only.peers.exit_barrier._group.store.set(f"{TORCHS_KEY}/last_member", "")
+    only.peers.exit_barrier._broadcast = deaf = SimpleNamespace(
+        outcome=None, failure=None, accept=lambda _: None
+    )
+    node(1).outcome.send(failure)
+    assert only.await_all() == failure
+    assert deaf.outcome is None, "the answer of the store counts"
+
+
+def test_a_signal_after_the_end(node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
+    """A node is marked as finished before it waits for acknowledgments."""
+    ours = [node(group_rank) for group_rank in range(NODES)]
+    marked = threading.Event()
+    waiting = [pool.submit(one.await_all) for one in ours[1:]]
+    first = pool.submit(ours[0].peers.exit_barrier.await_all, ours[0].wake, marked.set)
+    assert marked.wait(SOON_S)
+    assert [one.result(SOON_S) for one in [first, *waiting]] == [None] * NODES
+
+
 def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
     """No thread of a node is inside the store any more,
     though neither an outcome nor a verdict has come.
@@ -283,7 +361,21 @@ def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
     assert not [thread.name for thread in threads if thread.is_alive()]
 
 
+def _upload_success(prefix: Prefix, group_rank: int) -> None:
+    entry = make_presence(
+        Phase.SUCCEEDED,
+        node=f"worker-{group_rank}",
+        group_rank=group_rank,
+        nodes=NODES,
+    )
+    put_file(prefix.uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
+
+
+def _raise(*_: object) -> None:
+    raise DistNetworkError("the connection was reset")
+
+
 def _until_counted(store: Any, nodes: int) -> None:
     """Return when so many nodes have arrived at torch's barrier."""
     connection = store.clone()
-    until(lambda: int(connection.add(f"{TORCHS_KEY}/num_members", 0)) >= nodes)
+    wait_until(lambda: int(connection.add(f"{TORCHS_KEY}/num_members", 0)) >= nodes)

@@ -157,7 +157,7 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     options = Options(restarts_follow_policy=False)
     fields = {"max_restarts": 1, "rdzv_configs": {"join_timeout": 15}}
     with Job(tmp_path, trainings.once_told, options=options, config=fields).start(2) as job:
-        agents = {rank: job.told(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
+        agents = {rank: job.await_mark(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
         # the node that hosts the store must live, because the rendezvous needs it
         rank = job.host(agents)
         os.kill(agents[1 - rank], signal.SIGSTOP)
@@ -186,7 +186,7 @@ def test_a_node_that_comes_later(tmp_path: Path) -> None:
     """
     fields = {"min_nodes": 1, "rdzv_configs": {"last_call_timeout": 1}}
     with Job(tmp_path, trainings.growing, options=SHORT_STOP, config=fields).start() as job:
-        assert job.told("rank-0-0")["world"] == 1
+        assert job.await_mark("rank-0-0")["world"] == 1
         ended = job.start().end()
     assert (ended.codes, ended.results, ended.conclusion) == (
         [0, 0],
@@ -206,10 +206,10 @@ def test_a_signal_to_one_node(first: int, then: int | None, tmp_path: Path) -> N
     also if another agent gets one later.
     """
     with Job(tmp_path, trainings.saving, options=SHORT_STOP).start(2) as job:
-        agents = {rank: job.told(f"rank-{rank}")["agent"] for rank in (0, 1)}
+        agents = {rank: job.await_mark(f"rank-{rank}")["agent"] for rank in (0, 1)}
         os.kill(agents[first], signal.SIGTERM)
         for rank in (0, 1):
-            job.told(f"asked-{rank}")
+            job.await_mark(f"asked-{rank}")
         time.sleep(3 * SHORT_STOP.stop_seconds)  # nobody tells that a worker is left alone
         if then is not None:
             os.kill(agents[then], signal.SIGTERM)
@@ -217,7 +217,7 @@ def test_a_signal_to_one_node(first: int, then: int | None, tmp_path: Path) -> N
         (tmp_path / "go").touch()
         ended = job.end()
     assert (ended.codes, ended.waiting_threads) == ([1, 1], set())
-    assert [job.told(f"saved-{rank}")["times"] for rank in (0, 1)] == [1, 1], ended.logs
+    assert [job.await_mark(f"saved-{rank}")["times"] for rank in (0, 1)] == [1, 1], ended.logs
     assert ended.verdict.category == "preemption"
 
 
@@ -227,11 +227,11 @@ def test_a_signal_while_a_node_starts(moment: str, tmp_path: Path) -> None:
     its worker is asked, and saves.
     """
     with Job(tmp_path, trainings.saving, (InterruptedStart(moment),), SHORT_STOP).start(2) as job:
-        job.told("asked-0")
+        job.await_mark("asked-0")
         (tmp_path / "go").touch()
         ended = job.end()
     assert (ended.codes, ended.waiting_threads) == ([1, 1], set())
-    assert job.told("saved-0")["times"] == 1, ended.logs
+    assert job.await_mark("saved-0")["times"] == 1, ended.logs
     assert ended.verdict.category == "preemption"
 
 
@@ -256,7 +256,7 @@ def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
         tmp_path, trainings.out_of_memory, config={**ONE_NODE, "nproc_per_node": 2}
     ).start() as job:
         ended = job.end()
-    root = ended.of_rank(1)
+    root = ended.find_failure(1)
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "host_oom")
     assert (root.resources.oom_kill, root.resources.memory_limit_bytes) == (1, LIMIT_BYTES)
     assert (root.resources.memory_peak_bytes or 0) > LIMIT_BYTES * 0.9
@@ -268,8 +268,8 @@ def test_a_data_loader_that_fails_beside_a_thread_that_died(tmp_path: Path) -> N
     """
     with Job(tmp_path, trainings.loading, config={**ONE_NODE, "nproc_per_node": 2}).start() as job:
         ended = job.end()
-    root = ended.of_rank(0)
-    stuck = ended.of_rank(1)
+    root = ended.find_failure(0)
+    stuck = ended.find_failure(1)
     assert ended.verdict.ranks == (0,)
     assert root.exception.type == "LookupError"
     assert "DataLoader worker process 0" in root.message

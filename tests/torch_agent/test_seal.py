@@ -17,7 +17,7 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault_torch.conclusion.previous_attempt import count_retries_left, hand_over_verdict
 from firstfault_torch.conclusion.sealed_verdict import get_conclusion_delay, wait_for_peer_verdict
-from tests.recordings import concluded, published, recording_at
+from tests.recordings import conclude_node, make_node_context, seal_conclusion
 
 SOON_S = 30.0
 AGAIN = "the previous attempt failed with the same fault"
@@ -38,12 +38,12 @@ def test_a_verdict_that_cannot_be_read(
     else:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    node_context = recording_at(
+    node_context = make_node_context(
         str(tmp_path / "out"), previous_handover_uri=str(tmp_path / "0"), attempt=1
     )
 
     with caplog.at_level(logging.WARNING):
-        conclusion = concluded(node_context, [make_error(3)])
+        conclusion = conclude_node(node_context, [make_error(3)])
 
     assert conclusion.verdict.ranks == (3,)
     assert AGAIN not in conclusion.decision.reason
@@ -99,13 +99,13 @@ def test_the_next_attempt_knows_the_machine(node: str, action: Action, tmp_path:
     """Broken hardware is the same fault only on the machine of the previous attempt;
     only there its retry counts.
     """
-    before = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
-    own = published(concluded(before, [_break_gpu("gpu-a")]), before)
+    before = make_node_context(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
+    own = seal_conclusion(conclude_node(before, [_break_gpu("gpu-a")]), before)
     hand_over_verdict(before, own.sealed)
-    after = recording_at(
+    after = make_node_context(
         str(tmp_path / "out-1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
     )
-    decision = concluded(after, [_break_gpu(node)]).decision
+    decision = conclude_node(after, [_break_gpu(node)]).decision
     assert (decision.action, AGAIN in decision.reason) == (action, action is Action.RETRY)
 
 

@@ -18,9 +18,9 @@ from firstfault_torch.rounds import report_packing
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.rounds.round_store import RoundStore
-from tests.processes import processes
+from tests.processes import read_processes
 from tests.torch_agent.stores import Counting, hosted
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -173,7 +173,7 @@ def test_one_that_leaves(nodes: int, leader: int, agents: Callable[..., list[Age
     """A process that was terminated concludes only if there is no other."""
     made = agents(nodes, leaving={0: True, 1: True})
     thread = made[-1].begin()
-    until(lambda: made[-1].settlement.arrival_number)
+    wait_until(lambda: made[-1].settlement.arrival_number)
     _run(made[:-1])
     thread.join(SOON_S)
     assert _documents(made) == {f"sealed by {leader}".encode()}
@@ -243,7 +243,7 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
     """While another node concludes, it waits some seconds for that."""
     made = agents(3, publishes_s={0: 0.8})
     threads = [agent.begin() for agent in made]
-    until(lambda: made[0].published)
+    wait_until(lambda: made[0].published)
     for agent in made[1:]:
         agent.shutdown_requested.set()
     for thread in threads:
@@ -385,7 +385,7 @@ def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Age
         threads = [agent.begin() for agent in (slow, other)]
         threads[1].join(SOON_S)
         # it ends after the verdict, which it waits for last
-        until(
+        wait_until(
             lambda: slow.settlement.thread is not None and not slow.settlement.thread.is_alive(),
             "the verdict has reached the slow leader",
         )
@@ -413,13 +413,13 @@ def test_a_leader_whose_store_falls_silent(
     with hosted() as (process, store):
         leader = Agent(Counting(store, requests), 0, 4, thinks=concludes, seconds=0)
         thread = leader.begin()
-        until(lambda: leader.reports)
+        wait_until(lambda: leader.reports)
         os.kill(process.pid or 0, signal.SIGSTOP)
         # the signal is sent, but the store may still answer one more request
-        until(lambda: processes()[process.pid or 0].state == "T")
+        wait_until(lambda: read_processes()[process.pid or 0].state == "T")
         requests.clear()
         concludes.set()
-        until(lambda: requests)
+        wait_until(lambda: requests)
         if is_signalled:
             leader.shutdown_requested.set()
         thread.join(SOON_S)
@@ -434,7 +434,7 @@ def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> Non
     with hosted() as (process, store):
         made = [Agent(store, rank, 3) for rank in range(3)]
         threads = [agent.begin() for agent in made[:2]]
-        until(lambda: all(agent.settlement.arrival_number for agent in made[:2]))
+        wait_until(lambda: all(agent.settlement.arrival_number for agent in made[:2]))
         process.kill()
         for thread in threads:
             thread.join(SOON_S)
@@ -449,7 +449,7 @@ def test_a_leader_that_is_interrupted_while_it_concludes(
     concludes = threading.Event()
     (leader,) = agents(1, thinks={0: concludes})
     thread = leader.begin()
-    until(lambda: leader.reports)
+    wait_until(lambda: leader.reports)
     leader.settlement.interrupt()
     concludes.set()
     thread.join(SOON_S)
@@ -470,9 +470,9 @@ def test_a_silent_store_is_asked_once_after_the_election(
     with hosted() as (process, store):
         leader = Agent(Counting(store, requests), 0, 4, thinks=concludes, seconds=0)
         thread = leader.begin()
-        until(lambda: leader.reports)
+        wait_until(lambda: leader.reports)
         os.kill(process.pid or 0, signal.SIGSTOP)
-        until(lambda: processes()[process.pid or 0].state == "T")
+        wait_until(lambda: read_processes()[process.pid or 0].state == "T")
         concludes.set()
         thread.join(SOON_S)
         requests.clear()

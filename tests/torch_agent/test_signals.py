@@ -18,7 +18,7 @@ from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
-from tests.waiting import in_a_thread
+from tests.waiting import run_in_thread
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -384,7 +384,7 @@ def test_in_another_thread() -> None:
                 (watch.is_listening, _hearing(), [signal.getsignal(number) for number in HANDLED])
             )
 
-    in_a_thread(call)
+    run_in_thread(call)
     assert seen == [(False, [], before)]
     assert [signal.getsignal(number) for number in HANDLED] == before
 

@@ -25,7 +25,7 @@ from firstfault_torch.node import stderr_relay
 from firstfault_torch.node.stacks import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 from tests.nodes import forkserver
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -110,7 +110,7 @@ def _worker(folder: Path, write: Callable[[], None]) -> None:
 
 def _wait_until_stderr_has(size: int) -> None:
     """Wait for so many bytes in capfd's file; capfd itself loses what comes while it is read."""
-    until(lambda: os.fstat(2).st_size >= size)
+    wait_until(lambda: os.fstat(2).st_size >= size)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -242,13 +242,13 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
     process = fork.Process(target=agent)
     process.start()
     # `join` would wait for the other process, too, which has its sentinel
-    until(lambda: process.exitcode is not None)
+    wait_until(lambda: process.exitcode is not None)
     assert process.exitcode == 0
     go.set()
     assert receiver.poll(PATIENCE_S), "it is blocked or dead"
     assert receiver.recv() == "written"
     last = f"line {MANY - 1}\n" if shown else ""
-    until(lambda: log.read_text().endswith(last))
+    wait_until(lambda: log.read_text().endswith(last))
     assert log.read_text().splitlines() == [f"line {number}" for number in range(MANY)] * shown
 
 
@@ -332,7 +332,7 @@ def _agent_that_cannot_write(folder: Path, sender: Any) -> None:
     with files.worker(ROUND, RANK).stderr.open("wb", buffering=0) as fifo:
         fifo.write(b"its last\n")
         # now the agent has it, and cannot pass it on
-        until(lambda: fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)) == bytes(4))
+        wait_until(lambda: fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)) == bytes(4))
         fifo.write(b"words\n")
     with files.worker(ROUND, 0).stderr.open("wb", buffering=0) as fifo:
         fifo.write(b"of a process that lives\n")

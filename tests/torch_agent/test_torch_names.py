@@ -40,7 +40,7 @@ from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.process_state import collective_progress
 from tests.nodes import forkserver
 from tests.prefix import Prefix
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -212,7 +212,7 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch_agent.traceback_files(context) == {}
             assert torch_agent.unfinished(context) == frozenset()
             ended.wait(20)
-            until(watch.ended)
+            wait_until(watch.ended)
             assert [(death.local_rank, death.exit_code) for death in watch.ended()] == [(1, 3)]
         finally:
             with contextlib.suppress(ProcessLookupError):

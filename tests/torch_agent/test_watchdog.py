@@ -27,7 +27,7 @@ from firstfault_torch import Watchdog, watchdog
 from firstfault_torch.agent.timers import TimerServer, open_timers, resolve_watchdog
 from firstfault_torch.watchdog.timers import Timer, build_line, parse_line
 from tests.plugin.running import short_folder
-from tests.waiting import until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 SOON_S = 0.3
@@ -48,7 +48,7 @@ class Expired:
         self.server.start([os.getpid()], lambda timers: self.found.append(timers[os.getpid()]))
 
     def wait(self) -> Timer:
-        until(lambda: self.found, "nothing expires")
+        wait_until(lambda: self.found, "nothing expires")
         return self.found[0]
 
     def becomes(self, *kinds: str) -> bool:
@@ -60,7 +60,7 @@ class Expired:
                 for one in list(self.server._timers.values())
             )
 
-        until(lambda: held() == kinds)
+        wait_until(lambda: held() == kinds)
         return not self.found
 
 
@@ -220,7 +220,7 @@ def test_a_heartbeat_that_continues(expired: Expired) -> None:
     (first,) = expired.server._timers.values()
     watchdog._current._pinged = 0.0  # type: ignore[union-attr]
     watchdog.ping()
-    until(lambda: first not in list(expired.server._timers.values()))
+    wait_until(lambda: first not in list(expired.server._timers.values()))
     (second,) = expired.server._timers.values()
     assert (second.deadline or 0.0) > (first.deadline or 0.0)
     watchdog.pause()
@@ -260,7 +260,7 @@ def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> No
     FileTimerClient(str(expired.server.path), signal=0).acquire(
         "only a log line", time.time() + 0.01
     )
-    until(lambda: "(not killed: kill=False)" in caplog.text)
+    wait_until(lambda: "(not killed: kill=False)" in caplog.text)
     assert expired.becomes("block")
     client.acquire("soon", time.time() + SOON_S)
     assert expired.wait().scope == "soon"
@@ -270,7 +270,7 @@ def _watch_and_tell(path: Path, pid: int, told: Any) -> None:
     server = TimerServer(path)
     server.start([pid], lambda timers: told.put((time.monotonic(), timers[pid].scope)))
     told.put("ready")
-    until(lambda: server._timers)
+    wait_until(lambda: server._timers)
     told.put("it looks often")
     time.sleep(NEVER_S)
 
@@ -429,7 +429,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
         fifo.write(b'{"pid": 1}\n[]\nnonsense\n' + b"[" * 4_000 + b"\n")
         fifo.write(build_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
         fifo.flush()
-        until(lambda: "(not killed: not a worker of this node)" in caplog.text)
+        wait_until(lambda: "(not killed: not a worker of this node)" in caplog.text)
     assert caplog.text.count("invalid line") == 4
     assert not expired.found
 

@@ -20,9 +20,9 @@ from firstfault.cli import main
 from lab.cascades.cases import Way
 from tests.nodes import forkserver
 from tests.ports import get_free_port
-from tests.processes import kill, left_of, running_of
+from tests.processes import find_leftover_processes, find_running_processes, kill
 
-LONGEST_S = 280
+JOB_TIMEOUT_S = 280
 _DOORS = {
     "firstfault": ("-m", "firstfault", "torchrun"),
     "variable": ("-m", "torch.distributed.run"),
@@ -38,15 +38,15 @@ _RENDEZVOUS = {
         " --rdzv-conf=is_host={is_host}"
     ),
 }
-_OF_TORCHS_BOX = (
+_TORCH_BOX_TEXTS = (
     "ChildFailedError",
     "Root Cause (first observed failure)",
     "torch.distributed.elastic.multiprocessing",
 )
-_MORE = "  More: firstfault show "
-_OF_A_PEER = re.compile(r"this node's workers.*failed: ")
+_SHOW_COMMAND_PREFIX = "  More: firstfault show "
+_FAILURE_REPORT = re.compile(r"this node's workers.*failed: ")
 _FIRST_REPORT = re.compile(r"firstfault: .*this node's .* \(first report, not the verdict\)$")
-_MOST_LINES = 12
+_MAX_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ class Node:
     def lines(self) -> list[str]:
         """The lines of firstfault, without the one that names this node's folder."""
         lines = self.err.splitlines()
-        ends = [number for number, line in enumerate(lines) if line.startswith(_MORE)]
+        ends = [
+            number for number, line in enumerate(lines) if line.startswith(_SHOW_COMMAND_PREFIX)
+        ]
         before = lines[: ends[-1]] if ends else []
         starts = [number for number, line in enumerate(before) if line.startswith("firstfault: ")]
         return before[starts[-1] :] if starts else []
@@ -67,7 +69,7 @@ class Node:
     @property
     def prefix(self) -> str:
         """The output prefix that it prints; empty if it prints none."""
-        return self.err.rpartition(_MORE)[2].split("\n")[0] if self.lines else ""
+        return self.err.rpartition(_SHOW_COMMAND_PREFIX)[2].split("\n")[0] if self.lines else ""
 
     @property
     def headline(self) -> str:
@@ -84,7 +86,7 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Job:
     nodes: list[Node]
-    told: list[dict[str, Any]]
+    truths: list[dict[str, Any]]
     """The injector's truth, by rank."""
     prefixes: list[str]
     """Output prefixes: the common one, or each node's, as the nodes print them if the job failed.
@@ -106,15 +108,21 @@ class Job:
             found.append("an agent was killed that should not have been, or the other way round")
         found += [f"exit code {node.code}" for node in self.alive if node.code != 1]
         found += [
-            f"printed {text}" for node in self.alive for text in _OF_TORCHS_BOX if text in node.err
+            f"printed {text}"
+            for node in self.alive
+            for text in _TORCH_BOX_TEXTS
+            if text in node.err
         ]
         told = [
-            line for node in self.alive for line in node.err.splitlines() if _OF_A_PEER.search(line)
+            line
+            for node in self.alive
+            for line in node.err.splitlines()
+            if _FAILURE_REPORT.search(line)
         ]
         found += [
             f"looks like the verdict: {line}" for line in told if not _FIRST_REPORT.match(line)
         ]
-        if any(not node.lines or len(node.lines) >= _MOST_LINES for node in self.alive):
+        if any(not node.lines or len(node.lines) >= _MAX_LINES for node in self.alive):
             found.append("a node has no lines, or too many")
         if len({tuple(node.lines) for node in self.alive}) > 1:
             found.append("the nodes differ: " + " | ".join(node.headline for node in self.alive))
@@ -130,7 +138,7 @@ def run_job(
     options: Sequence[str] = (),
     environments: Mapping[int, Mapping[str, str]] | None = None,
     common: str = "",
-    longest_s: float = LONGEST_S,
+    longest_s: float = JOB_TIMEOUT_S,
 ) -> Job:
     """Run a job to its end, each node in a folder of its own,
     and with two workers if the options do not say else.
@@ -175,9 +183,9 @@ def run_job(
         deadline = time.monotonic() + longest_s
         for process in started:
             process.join(max(0.0, deadline - time.monotonic()))
-        left = left_of(sessions, f"MARKS={marks}")
+        left = find_leftover_processes(sessions, f"MARKS={marks}")
     finally:
-        kill(running_of(sessions, f"MARKS={marks}"))
+        kill(find_running_processes(sessions, f"MARKS={marks}"))
         for process in started:
             process.join()
     ended = [

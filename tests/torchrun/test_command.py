@@ -40,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def test_options(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_set_their_variables_also_between_torchs(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Options set their variables, also between torch's own;
     what follows the program is the program's.
     """
@@ -65,7 +67,7 @@ def test_options(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatc
     assert read_options({}).restarts_follow_policy
 
 
-def test_help(parser: argparse.ArgumentParser) -> None:
+def test_help_has_torchs_and_firstfaults_options(parser: argparse.ArgumentParser) -> None:
     """The help has torch's options and firstfault's, each with its variable."""
     text = " ".join(parser.format_help().split())
     assert "--nproc-per-node" in text
@@ -80,7 +82,7 @@ def test_help(parser: argparse.ArgumentParser) -> None:
     assert all(line.startswith("  firstfault torchrun --") for line in lines)
 
 
-def test_without_torch() -> None:
+def test_without_torch_the_command_says_what_to_install() -> None:
     """Where torch isn't installed, the command says what to install, as `firstfault run` does."""
     code = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main()"
     reason = (
@@ -119,7 +121,7 @@ def test_without_torch() -> None:
 
 
 @pytest.mark.parametrize("variable", BAD_VALUES)
-def test_a_bad_value(
+def test_a_bad_option_is_refused_and_a_bad_variable_ignored(
     variable: str,
     parser: argparse.ArgumentParser,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,7 +142,7 @@ def test_a_bad_value(
     assert os.environ == {"FIRSTFAULT_NODE": "host"}
 
 
-def test_bad_values_without_an_option(
+def test_bad_variables_are_named_at_the_start_without_credentials(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are named when the job starts, without a credential; rules for redaction stay."""
@@ -157,7 +159,9 @@ def test_bad_values_without_an_option(
     ]
 
 
-def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unsupported_torch_runs_its_own_agent_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """If torch's launcher has no such agent, its own one runs the workers, with a warning."""
     monkeypatch.delattr("torch.distributed.launcher.api.LocalElasticAgent")
     before = rendezvous_handler_registry.create_handler
@@ -167,7 +171,7 @@ def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("value", ["1", "True"])
-def test_a_broken_installation(
+def test_a_broken_installation_runs_torchs_agent_with_a_warning(
     value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If firstfault cannot be imported, torch's own agent runs the workers, with a warning."""
@@ -189,7 +193,7 @@ def test_a_broken_installation(
         ("--nprc_per_node=2", "--nprc_per_node=2; did you mean '--nproc_per_node'?"),
     ],
 )
-def test_an_unknown_option(
+def test_an_unknown_option_is_refused_with_a_similar_one(
     option: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused in the words of torch, and a similar one is named."""
@@ -205,7 +209,9 @@ def test_an_unknown_option(
 
 @pytest.mark.jobs
 @pytest.mark.parametrize("codes", ["", "unknown:76"])
-def test_the_box_of_torch_is_kept(codes: str, tmp_path: Path) -> None:
+def test_ff_keep_torch_box_prints_torchs_box_after_firstfaults_lines(
+    codes: str, tmp_path: Path
+) -> None:
     """With --ff-keep-torch-box, torch's box follows firstfault's lines, whatever the exit code."""
     (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
     options = ["--nproc-per-node=1", "--ff-keep-torch-box"]
@@ -241,7 +247,9 @@ def test_the_box_of_torch_is_kept(codes: str, tmp_path: Path) -> None:
         ("../nests.py", "ChildFailedError, rank 0 on host-0: "),
     ],
 )
-def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
+def test_a_program_that_cannot_run_ends_with_the_reason(
+    arguments: str, headline: str, tmp_path: Path
+) -> None:
     """The lines at the end say why, and that a retry is doubtful;
     a variable with a bad value prevents nothing.
     """

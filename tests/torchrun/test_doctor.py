@@ -47,7 +47,7 @@ def _doctor(folder: Path, *command: str, **environment: str) -> tuple[int, dict[
     return ended.returncode, {**refused, "all": {check["name"]: check["text"] for check in checks}}
 
 
-def test_a_good_environment(tmp_path: Path) -> None:
+def test_a_good_environment_passes_all_checks(tmp_path: Path) -> None:
     """All is well, the folder is as before, and each part of the identity has its source."""
     code, told = _doctor(
         tmp_path,
@@ -71,7 +71,7 @@ def test_a_good_environment(tmp_path: Path) -> None:
     assert told["all"]["documents"].startswith(f"{tmp_path}/.firstfault/torchrun/4711/2")
 
 
-def test_without_the_variable(tmp_path: Path) -> None:
+def test_a_missing_firstfault_variable_fails_no_check(tmp_path: Path) -> None:
     """`firstfault torchrun` works now, and plain torchrun would with the variable:
     that's no failure of a check.
     """
@@ -90,7 +90,7 @@ def test_without_the_variable(tmp_path: Path) -> None:
     assert doctor._conclude(["torch"], is_plain_recorded=False)[0].startswith("doesn't record yet")
 
 
-def test_a_storage_without_its_package(tmp_path: Path) -> None:
+def test_a_storage_without_its_package_is_one_row(tmp_path: Path) -> None:
     """One row names the missing package and the folder that is used instead;
     no other row names a place.
     """
@@ -104,7 +104,7 @@ def test_a_storage_without_its_package(tmp_path: Path) -> None:
     assert {"documents", "fallback"} & told["all"].keys() == set()
 
 
-def test_other_launchers(tmp_path: Path) -> None:
+def test_problems_of_jax_and_ray_and_temporary_folders_are_named(tmp_path: Path) -> None:
     """JAX's workers, a callback that Ray Train can't load,
     and a taken place for temporary files are named.
     """
@@ -122,7 +122,7 @@ def test_other_launchers(tmp_path: Path) -> None:
     )
 
 
-def test_a_bad_environment(tmp_path: Path) -> None:
+def test_each_problem_of_a_bad_environment_is_named(tmp_path: Path) -> None:
     """Another Python for the workers, a folder that is a file and a
     misspelled mode are all named.
     """
@@ -141,7 +141,7 @@ def test_a_bad_environment(tmp_path: Path) -> None:
     )
 
 
-def test_settings_in_words(tmp_path: Path) -> None:
+def test_rows_say_what_the_settings_mean(tmp_path: Path) -> None:
     """The rows say what the variables mean; without them, what the defaults mean."""
     _, told = _doctor(tmp_path, "-c", NOT_HERE)
     assert told["all"]["exit codes"] == "1 after any failure (FIRSTFAULT_EXIT_CODES is not set)"
@@ -168,7 +168,7 @@ def test_settings_in_words(tmp_path: Path) -> None:
     assert told["all"]["hang"] == "stalls aren't reported (FIRSTFAULT_HANG=off)"
 
 
-def test_misspelled_settings(tmp_path: Path) -> None:
+def test_a_misspelled_setting_fails_the_check(tmp_path: Path) -> None:
     """A misspelled value fails the check, although the job would be recorded without it."""
     given = {
         "FIRSTFAULT_EXIT_CODES": "defualt",
@@ -250,7 +250,7 @@ def test_each_bad_value_fails_the_check(tmp_path: Path) -> None:
     )
 
 
-def test_the_folder_on_object_storage(tmp_path: Path) -> None:
+def test_an_object_storage_is_not_asked_for_an_older_run(tmp_path: Path) -> None:
     """A storage isn't asked for an older run of this name,
     so only the attempt's number gives the plain name.
     """
@@ -318,7 +318,7 @@ def test_one_table_has_the_tested_releases() -> None:
     assert {name: (min(some), max(some)) for name, some in listed.items()} == TESTED_RELEASES
 
 
-def test_without_torch(tmp_path: Path) -> None:
+def test_a_missing_torch_is_reported(tmp_path: Path) -> None:
     """Where torch is not installed, it says so."""
     code, told = _doctor(tmp_path, "-c", NOT_HERE, FIRSTFAULT="1")
     assert (code, set(told)) == (1, {"all", "torch"})
@@ -327,7 +327,7 @@ def test_without_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_a_storage(s3: Any, tmp_path: Path) -> None:
+def test_a_storage_is_written_listed_and_read(s3: Any, tmp_path: Path) -> None:
     """A storage is written, listed and read; a bucket that does not exist is named."""
     # importing it takes seconds
     environment, without_torch = (

@@ -16,7 +16,7 @@ from firstfault.model import Action
 from firstfault_torch.engine import RecoverableError
 from firstfault_torch.torchrun.integration import Integration
 from tests.prefix import Prefix
-from tests.torchrun.test_ranks import settled
+from tests.torchrun.test_rank import await_last_roster_entries
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def _run_attempt(training: _SpawningLauncher, fault: str) -> Prefix:
         process.join()
     assert [process.exitcode for process in ranks] == [0, 1]
     prefix = Prefix(Path(training.run, str(training._attempt)))
-    settled(prefix, RANKS)
+    await_last_roster_entries(prefix, RANKS)
     return prefix
 
 

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.jobs
 FAULTY = str(Path(__file__).parent / "faulty.py")
 
 
-def _of_two(fault: str, rendezvous: str = "c10d", folder: str = "own", **inputs: object) -> Case:
+def case_of_two_ranks(
+    fault: str, rendezvous: str = "c10d", folder: str = "own", **inputs: object
+) -> Case:
     """Return a case of the second of two nodes with a rank each."""
     return Case(fault, 1, per_node=1, inputs=inputs, way=Way("forked", rendezvous, folder))
 
@@ -32,14 +34,14 @@ FORKED = Way("forked")
 ONE_EACH = ("--nproc-per-node=1",)
 CASCADES = [
     (
-        _of_two("raise", "static", "common", early=True),
+        case_of_two_ranks("raise", "static", "common", early=True),
         "ValueError, rank 1 on host-1: the batch has no labels",
     ),
-    (_of_two("SIGKILL", "file"), "SIGKILL, rank 1 on host-1: "),
-    (_of_two("sys.exit-3", folder="common"), "SystemExit, rank 1 on host-1: "),
-    (_of_two("hang", "static"), "hang, rank 1 on host-1: "),
+    (case_of_two_ranks("SIGKILL", "file"), "SIGKILL, rank 1 on host-1: "),
+    (case_of_two_ranks("sys.exit-3", folder="common"), "SystemExit, rank 1 on host-1: "),
+    (case_of_two_ranks("hang", "static"), "hang, rank 1 on host-1: "),
     (Case("all-ranks", 1, per_node=1, scope="ranks", way=Way("variable")), "ValueError, "),
-    (replace(_of_two("recoverable", rounds=1), task="restarted", scope="none"), ""),
+    (replace(case_of_two_ranks("recoverable", rounds=1), task="restarted", scope="none"), ""),
 ]
 """Cases, and how both nodes' lines begin; empty: a restart, and then success."""
 AT_ONCE = 2
@@ -54,7 +56,8 @@ def jobs(
         item.callspec.params["case"]
         for item in request.session.items
         if item.path == request.path
-        and getattr(item, "originalname", "") == test_a_cascade.__name__
+        and getattr(item, "originalname", "")
+        == test_all_nodes_print_the_same_verdict_and_leave_no_process.__name__
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
@@ -73,7 +76,7 @@ def _report(prefix: str) -> tuple[str, Conclusion]:
     return re.sub(r"\S*/node-\d/\S*", "FOLDER", page(reader.report(conclusion))), conclusion
 
 
-def test_success(tmp_path: Path) -> None:
+def test_a_success_prints_what_torchrun_prints(tmp_path: Path) -> None:
     """A job that succeeds prints what it prints under torchrun,
     also if the nodes' store is a file.
     """
@@ -84,16 +87,16 @@ def test_success(tmp_path: Path) -> None:
     assert job.left == []
 
 
-def test_a_rank_that_leaves(tmp_path: Path) -> None:
+def test_a_rank_that_leaves_its_group_early_is_the_root_cause(tmp_path: Path) -> None:
     """A rank that destroys its process group and ends, while the others need it,
     is the root cause.
     """
     job = run_job(tmp_path, [FAULTY, "leave"], FORKED, options=ONE_EACH)
-    assert job.complaints() == []
+    assert job.find_problems() == []
     assert job.nodes[0].headline.startswith("ended early, rank 1 on host-1: ")
 
 
-def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
+def test_peers_report_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     """The other node, whose workers run, hears of it."""
     job = run_job(
         tmp_path,
@@ -101,7 +104,7 @@ def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
         FORKED,
         environments={1: {"PATH": str(tmp_path)}},
     )
-    assert job.complaints() == []
+    assert job.find_problems() == []
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
     assert "because the agent of host-1 failed: FileNotFoundError" in job.nodes[0].err
 
@@ -123,14 +126,14 @@ time.sleep(300)
 
 
 @pytest.mark.parametrize("lost", [1, 0])
-def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
+def test_peers_report_a_killed_agent_even_if_it_hosted_the_store(lost: int, tmp_path: Path) -> None:
     """The other node says which one is lost, also if that one hosted the store,
     and with it all that they share.
     """
     impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
     words = ["--no-python", sys.executable, "-c", KILLS, str(lost)]
     job = run_job(tmp_path, words, FORKED, options=ONE_EACH, environments=impatient)
-    assert job.complaints(killed=1) == []
+    assert job.find_problems(killed=1) == []
     (alive,) = job.alive
     assert alive is job.nodes[1 - lost]
     assert "firstfault: failed" not in alive.err
@@ -190,7 +193,9 @@ def test_a_node_that_must_end_leaves_the_verdict_to_the_one_that_stays(tmp_path:
 
 
 @pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])
-def test_a_cascade(case: Case, begins: str, jobs: dict[str, Future[Job]]) -> None:
+def test_all_nodes_print_the_same_verdict_and_leave_no_process(
+    case: Case, begins: str, jobs: dict[str, Future[Job]]
+) -> None:
     """All nodes end with the same few lines, which name the injected fault, and code 1,
     and leave no process.
     """

@@ -50,14 +50,14 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
-def untouched(home: Path) -> bool:
+def is_unchanged(home: Path) -> bool:
     """Whether the victim's folder is as before."""
     return [path.name for path in home.iterdir()] == ["profile"] and (
         home / "profile"
     ).read_text() == PROFILE
 
 
-def choose(name: str = "job") -> Path:
+def choose_and_unlock_folder(name: str = "job") -> Path:
     """Return the folder that an agent chooses; its lock is released."""
     chosen = choose_folder(read_job_names(name, {}), None)
     os.close(chosen.mark or 0)
@@ -66,7 +66,7 @@ def choose(name: str = "job") -> Path:
 
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("at", [f"job/{RUN_MARK}", "job", "job/0"])
-def test_in_the_folder_of_runs(
+def test_no_planted_link_in_the_folder_of_runs_is_followed(
     plant: str,
     at: str,
     home: Path,
@@ -82,35 +82,39 @@ def test_in_the_folder_of_runs(
         root / at, home if at != f"job/{RUN_MARK}" and plant == "link" else home / "profile"
     )
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
-    folder = choose()
-    assert untouched(home)
+    folder = choose_and_unlock_folder()
+    assert is_unchanged(home)
     assert folder.is_dir()
     assert (folder.parent / RUN_MARK).is_file()
     assert shared in folder.parents or (root in folder.parents and folder != root / "job" / "0")
 
 
-def test_in_the_working_folder(home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_gitignore_creates_no_file(
+    home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A .gitignore that is a link to a file that doesn't exist yet makes no file there."""
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
     monkeypatch.chdir(shared)
     (shared / ".firstfault").mkdir()
     (shared / ".firstfault" / ".gitignore").symlink_to(home / "new")
-    assert choose() == shared / ".firstfault" / "torchrun" / "job" / "0"
-    assert untouched(home)
+    assert choose_and_unlock_folder() == shared / ".firstfault" / "torchrun" / "job" / "0"
+    assert is_unchanged(home)
 
 
-def test_the_users_own_link(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_link_to_the_folder_is_followed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user may link .firstfault in their working folder to a larger disk."""
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".firstfault").symlink_to(home)
-    assert choose() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_and_unlock_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
     assert (home / "torchrun" / "job" / RUN_MARK).read_text()
     assert (home / ".gitignore").read_text() == "*\n"
 
 
 @pytest.mark.parametrize("plant", ["link", "dangling link", "hard link", "pipe", "open folder"])
-def test_the_name_among_temporary_files(
+def test_a_taken_private_folder_is_replaced_by_another(
     plant: str,
     home: Path,
     shared: Path,
@@ -130,9 +134,9 @@ def test_the_name_among_temporary_files(
     old.mkdir(parents=True)
     (old / RUN_MARK).symlink_to(home / "profile")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(home / "profile" / "no folder"))
-    folder = choose()
+    folder = choose_and_unlock_folder()
     private = folder.parents[2]
-    assert untouched(home)
+    assert is_unchanged(home)
     assert private.parent == shared
     assert private != taken
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
@@ -142,7 +146,7 @@ def test_the_name_among_temporary_files(
     assert (pruned.return_value, f"removed {folder.parent}" in pruned.output) == (EXIT.OK, True)
 
 
-def test_without_a_folder_for_temporary_files(
+def test_a_job_records_without_a_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job records in its folder although the machine has no folder for temporary files."""
@@ -152,14 +156,14 @@ def test_without_a_folder_for_temporary_files(
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(tmp_path))
-    assert choose() == tmp_path / "job" / "0"
+    assert choose_and_unlock_folder() == tmp_path / "job" / "0"
     monkeypatch.delenv("FIRSTFAULT_FOLDER")
     monkeypatch.chdir(tmp_path)
-    assert choose() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
+    assert choose_and_unlock_folder() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
     assert CliRunner().invoke(group, ["prune"], standalone_mode=False).return_value == EXIT.OK
 
 
-def test_prune_follows_no_mark(home: Path, shared: Path) -> None:
+def test_prune_ignores_a_mark_that_is_a_pipe(home: Path, shared: Path) -> None:
     """`firstfault prune` neither waits for nor removes a run whose mark was replaced by a pipe."""
     os.close(begin_run(shared / "job"))
     (shared / "job" / RUN_MARK).unlink()
@@ -168,7 +172,7 @@ def test_prune_follows_no_mark(home: Path, shared: Path) -> None:
     pruned = CliRunner().invoke(group, ["prune", str(shared), "--keep", "0"], standalone_mode=False)
     assert pruned.return_value == EXIT.OK
     assert (shared / "job").exists()
-    assert untouched(home)
+    assert is_unchanged(home)
 
 
 # --- with real users: only root can be several ----------------------------------------------------
@@ -212,7 +216,7 @@ def machine() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
 @pytest.mark.parametrize("place", ["tmp", "group", "working folder"])
-def test_another_user(place: str, machine: Path) -> None:
+def test_two_users_record_and_leave_each_others_folders_alone(place: str, machine: Path) -> None:
     """Another user's folders and links are left alone, and each of two users records."""
 
     def run(code: str, user: int) -> str:

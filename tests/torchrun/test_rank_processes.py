@@ -16,9 +16,9 @@ from firstfault.model import JobErrors, Phase
 from firstfault.slurm_pointer import find_pointers
 from firstfault_start import identify, is_ancestor
 from tests.prefix import Prefix
-from tests.processes import running_of
-from tests.torchrun.test_ranks import LONGEST_S, _environment, settled
-from tests.waiting import until
+from tests.processes import find_running_processes
+from tests.torchrun.test_rank import LONGEST_S, _environment, await_last_roster_entries
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -136,12 +136,16 @@ def ended(
     codes = [rank.wait(LONGEST_S) for rank in ranks]
     prefix = Prefix(folder / "0")
     # their recorders
-    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={folder}"), seconds=LONGEST_S)
+    wait_until(
+        lambda: not find_running_processes((), f"FIRSTFAULT_FOLDER={folder}"), seconds=LONGEST_S
+    )
     return codes, MultiErrorFileOutputReader(prefix.uri).job()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_rank_does(case: str, ended: tuple[list[int], JobErrors]) -> None:
+def test_the_training_process_of_a_rank_is_recorded(
+    case: str, ended: tuple[list[int], JobErrors]
+) -> None:
     """The process that trains is recorded, a good end is good,
     and an end that nobody can know isn't called a death.
     """
@@ -159,7 +163,9 @@ def test_what_a_rank_does(case: str, ended: tuple[list[int], JobErrors]) -> None
     assert phases == {Phase.FAILED if recorded else Phase.SUCCEEDED}
 
 
-def test_the_only_rank_ends_its_helper(library: dict[str, str], tmp_path: Path) -> None:
+def test_a_helper_that_the_only_rank_ends_is_no_failure(
+    library: dict[str, str], tmp_path: Path
+) -> None:
     """Without peers a helper looks like a training, so a process that was ended isn't a failure."""
     environment = _environment(RANK="0", WORLD_SIZE="1", FIRSTFAULT_FOLDER=str(tmp_path), **library)
     code = (
@@ -167,7 +173,9 @@ def test_the_only_rank_ends_its_helper(library: dict[str, str], tmp_path: Path) 
         " end)(); p.wait()"
     )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S)
+    wait_until(
+        lambda: not find_running_processes((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S
+    )
     assert list(tmp_path.rglob("*.pb")) == []
 
 
@@ -202,7 +210,9 @@ os.wait()
 
 
 @pytest.mark.parametrize("asks", ["", "import firstfault_torch.record; "])
-def test_a_job_that_a_rank_submits(asks: str, library: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_that_a_rank_submits_is_not_part_of_it(
+    asks: str, library: dict[str, str], tmp_path: Path
+) -> None:
     """A job that inherits a rank's variables isn't part of that rank,
     and is recorded if it asks for it.
     """
@@ -224,17 +234,17 @@ def test_a_job_that_a_rank_submits(asks: str, library: dict[str, str], tmp_path:
     with os.fdopen(reading) as errors:
         assert "ValueError: 7" in errors.read()  # until the submitted job has ended
     first = Prefix(tmp_path / "first" / "0")
-    settled(first, 1)
+    await_last_roster_entries(first, 1)
     assert first.failures() == []
     if not asks:
         assert not submitted.exists()
     else:
-        settled(Prefix(submitted / "0"), 1)
+        await_last_roster_entries(Prefix(submitted / "0"), 1)
         (failure,) = Prefix(submitted / "0").failures()
         assert failure.exception.message == "7"
 
 
-def test_an_ancestor() -> None:
+def test_a_variable_counts_only_if_a_living_ancestor_set_it() -> None:
     """A variable counts if the process that set it is this one or one above it,
     and still the same.
     """
@@ -250,7 +260,9 @@ def test_an_ancestor() -> None:
     assert not is_ancestor("")
 
 
-def test_a_launcher_in_a_job_that_a_worker_submits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_in_a_submitted_job_is_recorded_without_an_agent_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Torchrun is recorded with FIRSTFAULT=1 unless an agent of firstfault above it is running."""
     monkeypatch.setenv("FIRSTFAULT", "1")
     monkeypatch.setenv("FIRSTFAULT_RECORDING", "{}")

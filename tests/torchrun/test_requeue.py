@@ -124,7 +124,7 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         slurm("scancel", job)
 
 
-def test_a_bug_stops(submit: Callable[..., Job]) -> None:
+def test_a_bug_is_not_requeued(submit: Callable[..., Job]) -> None:
     """All nodes leave with the code of the decision, and the job isn't requeued."""
     job = submit("bug")
     first, second, last = job.wait("requeue returned").splitlines()
@@ -162,7 +162,7 @@ def test_a_faulty_machine_is_excluded(submit: Callable[..., Job]) -> None:
     job.wait("Restarts=1", job.fields)
 
 
-def test_one_task_of_an_array(submit: Callable[..., Job]) -> None:
+def test_only_the_failed_task_of_an_array_is_requeued(submit: Callable[..., Job]) -> None:
     """Only the task that failed is requeued."""
     job = submit("recoverable", "", "--array=1-2%1")
     assert f"firstfault: job {job.id}_1 is requeued" in job.wait("requeued")
@@ -170,14 +170,14 @@ def test_one_task_of_an_array(submit: Callable[..., Job]) -> None:
     assert "Restarts=0" in job.fields("_2")
 
 
-def test_observed(submit: Callable[..., Job]) -> None:
+def test_observe_requeues_nothing(submit: Callable[..., Job]) -> None:
     """In the mode "observe" nothing is requeued."""
     lines = submit("recoverable", "--decisions observe").wait("requeue returned").splitlines()
     assert lines[1].startswith("firstfault: observed: would have requeued job ")
     assert lines[2:] == ["requeue returned 3"]
 
 
-def test_slurm_refuses(submit: Callable[..., Job]) -> None:
+def test_slurms_refusal_is_one_line_with_its_reason(submit: Callable[..., Job]) -> None:
     """A job that may not be requeued isn't, and one line gives Slurm's reason."""
     lines = submit("recoverable", "", "--no-requeue").wait("requeue returned").splitlines()
     assert "scontrol requeue: " in lines[-2]
@@ -201,7 +201,7 @@ PAGE = ROOT / "docs" / "guides" / "schedulers.md"
     ],
     ids=["job", "array", "observed"],
 )
-def test_the_fallback_of_the_page(
+def test_the_documented_fallback_requeues_up_to_its_limit(
     tmp_path: Path, fails: str, line: str, options: tuple[str, ...]
 ) -> None:
     """The lines of the page requeue a job on which firstfault decides nothing,

@@ -185,7 +185,7 @@ def test_a_killed_requeue_leaves_no_held_job(failed: dict[str, str], tmp_path: P
     assert int(priority) > 0, "a held job has the priority 0"
 
 
-def test_texts_of_the_user(
+def test_texts_of_the_user_are_no_fields_of_slurm(
     failed: dict[str, str], run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Job names and comments are no fields of Slurm, in whatever encoding,
@@ -209,7 +209,9 @@ def test_texts_of_the_user(
     assert (again.code, again.err) == (0, f"firstfault: Slurm has already requeued job {job}\n")
 
 
-def test_tasks_of_an_array_share_no_count(failed: dict[str, str], run: Callable[..., Ran]) -> None:
+def test_array_tasks_have_separate_verdicts_and_counts(
+    failed: dict[str, str], run: Callable[..., Ran]
+) -> None:
     """Each task has a verdict and a count of its own, also if all record in one folder;
     an array isn't requeued.
     """
@@ -226,7 +228,9 @@ def test_tasks_of_an_array_share_no_count(failed: dict[str, str], run: Callable[
     assert (other.code, " stops: " in other.err) == (1, True)
 
 
-def test_the_last_step_decides(failed: dict[str, str], run: Callable[..., Ran]) -> None:
+def test_the_published_decision_of_the_last_step_counts(
+    failed: dict[str, str], run: Callable[..., Ran]
+) -> None:
     """Of several steps, the last stops the job by what it published; without a pointer,
     no folder's name is guessed.
     """
@@ -252,7 +256,7 @@ def test_the_last_step_decides(failed: dict[str, str], run: Callable[..., Ran]) 
     ), "the script tolerated the second step"
 
 
-def test_observe_and_off(
+def test_observe_and_off_requeue_nothing(
     failed: dict[str, str],
     run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,

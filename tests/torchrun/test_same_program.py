@@ -86,7 +86,7 @@ def _run(
     )
 
 
-def _same(
+def run_with_and_without(
     command: list[str],
     how: str,
     folder: Path,
@@ -105,11 +105,13 @@ def _same(
 
 
 @pytest.mark.parametrize("how", RAISES)
-def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
+def test_an_exception_is_recorded_without_frames_of_firstfault(
+    how: str, tmp_path: Path, prefix: Prefix
+) -> None:
     """All of it is recorded, also if the program has replaced `sys.excepthook`,
     and no frame is firstfault's.
     """
-    _same([str(PROGRAM)], how, tmp_path, prefix)
+    run_with_and_without([str(PROGRAM)], how, tmp_path, prefix)
     (failure,) = prefix.failures()
     assert (failure.exception.type.rpartition(".")[2], failure.exception.message) == RAISES[how]
     assert [frame.function for frame in failure.exception.frames] == ["<module>", "end"]
@@ -117,47 +119,55 @@ def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
 
 
 @pytest.mark.parametrize("how", QUIET)
-def test_other_ends(how: str, tmp_path: Path, prefix: Prefix) -> None:
+def test_exits_and_handled_exceptions_are_no_ending_exception(
+    how: str, tmp_path: Path, prefix: Prefix
+) -> None:
     """An exit, a thread's exception and a handled one are no exception that ends the process:
     its agent reports it.
     """
-    _same([str(PROGRAM)], how, tmp_path, prefix)
+    run_with_and_without([str(PROGRAM)], how, tmp_path, prefix)
     assert prefix.failures() == []
 
 
-def test_exits(tmp_path: Path, prefix: Prefix) -> None:
+def test_sys_exit_keeps_code_and_text(tmp_path: Path, prefix: Prefix) -> None:
     """`sys.exit` with any kind of argument ends the program with the same code and text."""
-    codes = {_same([str(PROGRAM)], how, tmp_path, prefix).returncode for how in EXITS}
+    codes = {
+        run_with_and_without([str(PROGRAM)], how, tmp_path, prefix).returncode for how in EXITS
+    }
     assert codes == {0, 1, 3, 7, 255}
     assert prefix.failures() == []
 
 
 @pytest.mark.parametrize("command", [["program.py"], ["-m", "program"]])
-def test_an_interrupt(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
+def test_sigint_keeps_traceback_and_exit_code(
+    command: list[str], tmp_path: Path, prefix: Prefix
+) -> None:
     """A program that SIGINT ends prints its traceback, and its exit code is the signal's."""
     (tmp_path / "program.py").write_text(PROGRAM.read_text())
-    assert _same(command, "interrupt", tmp_path, prefix).returncode == -signal.SIGINT
+    assert run_with_and_without(command, "interrupt", tmp_path, prefix).returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize("command", [[str(PROGRAM)], ["-m", "pdb", "-c", "continue", str(PROGRAM)]])
-def test_a_debugger(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
+def test_a_breakpoint_reads_from_stdin(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
     """A breakpoint reads its commands from stdin, also if the program runs under pdb."""
-    ended = _same(command, "breakpoint", tmp_path, prefix, b"p 6 * 7\ncontinue\n")
+    ended = run_with_and_without(command, "breakpoint", tmp_path, prefix, b"p 6 * 7\ncontinue\n")
     assert b"(Pdb) 42" in ended.stdout
     assert prefix.failures() == []
 
 
-def test_tools_that_come_with_the_start(tmp_path: Path, prefix: Prefix) -> None:
+def test_sitecustomize_and_tracers_see_only_the_program(tmp_path: Path, prefix: Prefix) -> None:
     """A `sitecustomize` on PYTHONPATH still runs, and a tracer counts the program's lines only."""
     (tmp_path / "sitecustomize.py").write_text(TRACER)
-    ended = _same([str(PROGRAM)], "chained", tmp_path, prefix, PYTHONPATH=str(tmp_path))
+    ended = run_with_and_without(
+        [str(PROGRAM)], "chained", tmp_path, prefix, PYTHONPATH=str(tmp_path)
+    )
     assert b" lines\n" in ended.stdout
     assert len(prefix.failures()) == 1
 
 
-def test_without_stdin(tmp_path: Path, prefix: Prefix) -> None:
+def test_a_closed_stdin_stays_closed(tmp_path: Path, prefix: Prefix) -> None:
     """A program whose stdin is closed sees None, and its exception is recorded."""
-    ended = _same(
+    ended = run_with_and_without(
         ["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(PROGRAM)],
         "chained",
         tmp_path,
@@ -183,7 +193,9 @@ def test_without_stdin(tmp_path: Path, prefix: Prefix) -> None:
         ["archive.zip"],
     ],
 )
-def test_ways_to_start(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
+def test_every_way_to_start_sees_the_same_main(
+    command: list[str], tmp_path: Path, prefix: Prefix
+) -> None:
     """A relative path, a module, a package, code and an archive see the same `__main__`,
     and fail alike.
     """
@@ -194,18 +206,20 @@ def test_ways_to_start(command: list[str], tmp_path: Path, prefix: Prefix) -> No
     (package / "__init__.py").touch()
     with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
         archive.write(PROGRAM, "__main__.py")
-    _same(command, "chained", tmp_path, prefix)
+    run_with_and_without(command, "chained", tmp_path, prefix)
     (failure,) = prefix.failures()
     assert failure.exception.message == "training failed"
 
 
-def test_python_without_site(tmp_path: Path, prefix: Prefix) -> None:
+def test_without_site_the_program_runs_as_without_firstfault(
+    tmp_path: Path, prefix: Prefix
+) -> None:
     """Where Python reads no .pth file, the program runs as without firstfault."""
-    _same(["-S", str(PROGRAM)], "chained", tmp_path, prefix)
+    run_with_and_without(["-S", str(PROGRAM)], "chained", tmp_path, prefix)
     assert prefix.failures() == []
 
 
-def test_a_program_of_a_shell(tmp_path: Path, prefix: Prefix) -> None:
+def test_programs_of_a_shell_worker_are_no_workers(tmp_path: Path, prefix: Prefix) -> None:
     """A shell that is the worker starts programs that are not,
     though they inherit its variables.
     """
@@ -219,12 +233,12 @@ def test_a_program_of_a_shell(tmp_path: Path, prefix: Prefix) -> None:
     assert prefix.failures() == []
 
 
-def test_a_child_is_no_worker(tmp_path: Path, prefix: Prefix) -> None:
+def test_a_child_process_is_not_recorded(tmp_path: Path, prefix: Prefix) -> None:
     """A Python process that the program starts is not recorded, and knows of nothing."""
     code = (
         "import os, subprocess, sys; assert 'FIRSTFAULT_WORKER' not in os.environ; print('{',"
         " flush=True);"
     )
     code += "subprocess.run([sys.executable, '-c', '1 / 0']); os.fork() or 1 / 0"
-    _same(["-c", code], "none", tmp_path, prefix)
+    run_with_and_without(["-c", code], "none", tmp_path, prefix)
     assert prefix.failures() == []

@@ -50,7 +50,9 @@ def run(
 
 
 @pytest.mark.parametrize("value", [*OFF, "False", " OFF "])
-def test_values_that_mean_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_mean_off_mirror_those_that_mean_on(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are the counterparts of those that mean on; without a value an entry point decides."""
     monkeypatch.setenv("FIRSTFAULT", value)
     assert (is_off(), is_on()) == (True, False)
@@ -93,7 +95,7 @@ def test_firstfault_torchrun_becomes_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["module", "import"])
-def test_a_rank_is_not_recorded(way: str, tmp_path: Path) -> None:
+def test_a_rank_is_not_recorded_by_module_or_import(way: str, tmp_path: Path) -> None:
     """Neither by `python -m firstfault_torch.record` nor by the import."""
     if way == "module":
         words = ["-m", "firstfault_torch.record", "sees.py"]
@@ -106,7 +108,7 @@ def test_a_rank_is_not_recorded(way: str, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_requeue(tmp_path: Path) -> None:
+def test_requeue_does_nothing(tmp_path: Path) -> None:
     """Nothing is requeued, and the exit code is that of a job without a verdict."""
     ended = run(tmp_path, "-m", "firstfault", "requeue", SLURM_JOB_ID="1")
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "", "")

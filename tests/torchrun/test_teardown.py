@@ -40,7 +40,9 @@ def _run(folder: Path, how: str, *options: str, **variables: str) -> Job:
         ("code", "exit code 7"),
     ],
 )
-def test_a_failure_after_the_end_of_all_programs(tmp_path: Path, how: str, end: str) -> None:
+def test_a_failure_after_all_programs_ended_stops_the_job(
+    tmp_path: Path, how: str, end: str
+) -> None:
     """Both nodes print that the job had finished, leave with the code that stops it,
     and restart no worker.
     """
@@ -58,7 +60,9 @@ def test_a_failure_after_the_end_of_all_programs(tmp_path: Path, how: str, end: 
 
 
 @pytest.mark.parametrize(("mode", "lines"), [("observe", 1), ("off", 0)])
-def test_other_modes_only_say_that_it_had_finished(tmp_path: Path, mode: str, lines: int) -> None:
+def test_observe_and_off_keep_the_exit_code_of_a_finished_job(
+    tmp_path: Path, mode: str, lines: int
+) -> None:
     """The exit code stays torchrun's, and the lines still say what happened."""
     job = _run(tmp_path, "atexit", FIRSTFAULT_DECISIONS=mode)
     assert [node.code for node in job.nodes] == [1, 1]
@@ -68,7 +72,7 @@ def test_other_modes_only_say_that_it_had_finished(tmp_path: Path, mode: str, li
 
 
 @pytest.mark.parametrize("how", ["early", "thread", "child", "then"])
-def test_a_failure_before_the_end_of_a_program(tmp_path: Path, how: str) -> None:
+def test_a_failure_before_a_programs_end_is_an_ordinary_one(tmp_path: Path, how: str) -> None:
     """Another rank still trains, a part of the program works, or it has more to do:
     an ordinary failure.
     """

@@ -238,14 +238,17 @@ class ReportingAgent(LocalElasticAgent):
             # nodes, because this node has finished and can't take part in a restart.
             node.waits_at_exit = True
             try:
-                failure = node.peers.await_all(node.wake)
+                failure = node.peers.exit_barrier.await_all(node.wake, self._mark_finished)
             finally:
                 node.waits_at_exit = False
             if failure is not None:
                 raise PeerFailedError(failure)
+        self._mark_finished()
+
+    def _mark_finished(self) -> None:
         # Before `begin_shutdown`: the signal thread may be about to report a signal that arrived a
         # moment ago.
-        node.finished = True
+        self.node.finished = True
         # the job has succeeded: a signal must not keep its outputs from being written
         self._signals.begin_shutdown()
 

@@ -449,8 +449,7 @@ class NodeRound:
             first = first or FailureNotice("its workers", place.node, place.group_rank)
             record = self.restarts.decide_restart(place, self._restarts_left, self.peers, first)
             allowed = record is None or record.restart
-        # Checked again after the vote: a third node may have failed permanently in the meantime.
-        return allowed and not (broadcast is not None and broadcast.is_fatal)
+        return allowed and (self.peers is None or self.peers.may_restart())
 
 
 def _describe_agent_error(error: BaseException) -> str:

@@ -15,10 +15,10 @@ from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.protocol.restart_vote import EndRound, FollowDecision
 from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.report_packing import ElectedVerdict
 
 _OBSERVED = "observed: would not have restarted the workers: "
 """Begins the reason of a restart that is refused in the mode "act"."""
@@ -68,17 +68,16 @@ class Restarts:
         nodes = place.group_world_size or 1
         group_rank = place.group_rank or 0
         judge = partial(self._judge, nodes, restarts_left)
-        found: tuple[RestartRecord, bool] | None = None
+        found: tuple[RestartRecord | None, bool] | None = None, False
         if nodes > 1 and peers is not None:
             found = self._vote(peers, judge)
-        elif (
-            nodes == 1
-            and (judged := judge(CollectedReports(dict(self._reporter.report.copies)))) is not None
-        ):
-            found = judged, True
-        if found is None and peers is not None and peers.broadcast.is_fatal:
+        elif nodes == 1:
+            found = judge(CollectedReports(dict(self._reporter.report.copies))), True
+        if found is None:
             return None
-        record, is_mine = found or (self._without_agreement(first), first.group_rank == group_rank)
+        record, is_mine = found
+        if record is None:
+            record, is_mine = self._without_agreement(first), first.group_rank == group_rank
         self._previous = record if record.is_agreed else None
         if record.reason.startswith(_OBSERVED):
             if is_mine:  # one line for the job
@@ -118,25 +117,21 @@ class Restarts:
 
     def _vote(
         self, peers: Peers, judge: Callable[[CollectedReports], RestartRecord | None]
-    ) -> tuple[RestartRecord, bool] | None:
-        """Return the agents' decision, or None without one, and whether this agent made it."""
-        own = document = b""
-        for step in peers.agree(self._reporter.report.copies, self._seconds):
-            if isinstance(step, ElectedVerdict):
-                document = step.document
-                break
-            judged = judge(step)
-            own = restart_to_json(judged) if judged is not None else b""
-            # If this leader was slow, another agent has taken over: then it doesn't publish, and
-            # the next step has the other one's decision. If both publish, the store keeps the
-            # first, and `publish` returns that.
-            if own and peers.agreement.announce_publishing():
-                document = peers.agreement.publish(own, durable=True).document
-                break
-        # Checked after the vote: a fatal failure of a third node overrides a restart that was
-        # already decided.
-        record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
-        return (record, own == document) if record is not None else None
+    ) -> tuple[RestartRecord | None, bool] | None:
+        """Return the agents' decision, None without one, and whether this agent made it; None if a
+        node has failed for good.
+        """
+
+        def judge_encoded(reports: CollectedReports) -> bytes:
+            judged = judge(reports)
+            return restart_to_json(judged) if judged is not None else b""
+
+        result = peers.vote_on_restart(self._reporter.report.copies, self._seconds, judge_encoded)
+        if isinstance(result, EndRound):
+            return None
+        if isinstance(result, FollowDecision):
+            return restart_from_json(result.decision), result.is_own
+        return None, False
 
     def _judge(
         self,
