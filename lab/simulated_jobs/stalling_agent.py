@@ -53,7 +53,6 @@ from firstfault_torch.protocol.stall_messages import (
     StallEvent,
     StallInstruction,
     StallReport,
-    WriteRecord,
 )
 from firstfault_torch.protocol.stalls import (
     STALL_COUNT_KEY,
@@ -131,8 +130,6 @@ class StallWorld:
     """When the first node took part in a comparison, by number."""
     printed: dict[int, dict[int, tuple[str, ...]]] = field(default_factory=dict)
     """What the nodes printed of a comparison, by number and group rank; () for nothing."""
-    records: dict[int, set[int]] = field(default_factory=dict)
-    """The group ranks that have recorded a stall, by number."""
     unfounded: dict[str, list[str]] = field(default_factory=dict)
     """By first line of a report: nodes that hang, and that don't respond according to it."""
     accused: list[str] = field(default_factory=list)
@@ -164,7 +161,7 @@ class StallingAgent:
         self.rank = rank
         self.nodes = world.nodes
         self._world = world
-        self._events = self.events = world.events
+        self.events = world.events
         self.is_host = is_host
         self.link = Link(is_local=is_host)
         self.frozen_until = 0.0
@@ -189,7 +186,7 @@ class StallingAgent:
     @property
     def is_watching(self) -> bool:
         """Whether it polls a job that makes progress, or has ended."""
-        pause = self._events.now - self.protocol.times.polled_until
+        pause = self.events.now - self.protocol.times.polled_until
         is_polling = pause <= self._world.limits.frozen
         phase = self.protocol.phase
         return phase is StallPhase.ENDED or (phase is StallPhase.ADVANCING and is_polling)
@@ -202,7 +199,7 @@ class StallingAgent:
 
     def freeze(self, seconds: float) -> None:
         """Don't run for some time."""
-        now = self._events.now
+        now = self.events.now
         self.frozen_until = max(self.frozen_until, now + seconds)
         self.froze_at.append((now, self.frozen_until))
 
@@ -212,14 +209,14 @@ class StallingAgent:
 
     def do(self, action: Callable[[], None]) -> None:
         """Do something in this process, later if it is frozen."""
-        if self.frozen_until > self._events.now:
-            self._events.at(self.frozen_until, lambda: self.do(action))
+        if self.frozen_until > self.events.now:
+            self.events.at(self.frozen_until, lambda: self.do(action))
             return
         action()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something in this process after a time."""
-        self._events.after(seconds, lambda: self.do(action))
+        self.events.after(seconds, lambda: self.do(action))
 
     # --- polls --------------------------------------------------------------------------------
 
@@ -242,18 +239,18 @@ class StallingAgent:
         return self._begins[index] if index >= 0 and now < self._hangs[index][1] else None
 
     def _poll(self) -> None:
-        self._began_poll = self._events.now
+        self._began_poll = self.events.now
         self._answers.append(PollDue(has_workers=True))
         self._advance()
 
     def _handle(self, event: StallEvent) -> Sequence[StallInstruction]:
         if self._world.is_over:
-            self.protocol.handle(RoundEnded(), self._events.now)
+            self.protocol.handle(RoundEnded(), self.events.now)
         before = self.protocol.phase
-        found = self.protocol.handle(event, self._events.now)
+        found = self.protocol.handle(event, self.events.now)
         after = self.protocol.phase
         if after is not before:
-            self._events.log(
+            self.events.log(
                 f"agent {self.rank} {before.value} -> {after.value}: {type(event).__name__}"
             )
         return found
@@ -273,7 +270,7 @@ class StallingAgent:
         self._advance()
 
     def _end_poll(self) -> None:
-        now = self._events.now
+        now = self.events.now
         self.longest_poll = max(self.longest_poll, now - (self._began_poll or now))
         self._began_poll = None
         self._handle(PollEnded())
@@ -288,15 +285,15 @@ class StallingAgent:
         """Return the seconds of polls that would see progress, and nothing else."""
         poll, times = self._world.limits.poll, self._world.times
         index = bisect_right(times, until - 3 * poll)
-        if index == len(times) or self._find_hang(self._events.now) is not None:
+        if index == len(times) or self._find_hang(self.events.now) is not None:
             return 0.0
         skipped = max((times[index] - until) // poll - 1, 0) * poll
         if skipped:
-            self._events.at(until + skipped - poll, lambda: self.do(self._note_poll))
+            self.events.at(until + skipped - poll, lambda: self.do(self._note_poll))
         return skipped
 
     def _note_poll(self) -> None:
-        self.protocol.handle(PollEnded(), self._events.now)
+        self.protocol.handle(PollEnded(), self.events.now)
 
     # --- instructions -------------------------------------------------------------------------
 
@@ -340,19 +337,17 @@ class StallingAgent:
             case ReplaceConnections():
                 self._using = self._waiting = None
             case PrintLines(lines):
-                self._events.log(f"agent {self.rank} prints: {lines[0]}")
+                self.events.log(f"agent {self.rank} prints: {lines[0]}")
                 if not lines[0].startswith("progress"):
                     self._world.printed.setdefault(self._number, {})[self.rank] = lines
                     self._world.accused += self._world.unfounded.get(lines[0], [])
-            case WriteRecord(stall):
-                self._world.records.setdefault(stall.number, set()).add(self.rank)
             case KillWorkers():
                 self._world.end_round()
             case _:
                 pass
 
     def _look(self) -> None:
-        now = self._events.now
+        now = self.events.now
         hangs_since = self._find_hang(now)
         count = int(10 * (now if hangs_since is None else hangs_since))
         self.tracker.look(now, {0: {"begun": count, "ended": count, "at": count}})
@@ -367,11 +362,11 @@ class StallingAgent:
     def _conclude(self, how: Conclude, frames: Sequence[bytes], title: str) -> StallReport:
         seen = [json.loads(frame) for frame in frames]
         seconds = min((each["seconds"] for each in seen), default=how.seconds)
-        straggler, place = self._world.find_straggler(self._events.now)
-        begun = self._world.begun.get(self._number, self._events.now)
+        straggler, place = self._world.find_straggler(self.events.now)
+        begun = self._world.begun.get(self._number, self.events.now)
         missing = f", no response from {list(how.missing)}" if how.missing else ""
         line = f"{title}: no progress for {seconds:.0f} s, rank {straggler}{missing}"
-        since = begun if title != "alone" else self._events.now
+        since = begun if title != "alone" else self.events.now
         self._world.unfounded[line] = list(self._find_unfounded(how.missing, since, title))
         ends = how.ends_attempt and all(each["ends"] for each in seen) and not how.missing
         return StallReport(
@@ -399,7 +394,7 @@ class StallingAgent:
 
     def connect(self) -> Connection:
         """Return a new connection to the store."""
-        return Connection(self._events, self._world.server, self.link, self.draw)
+        return Connection(self.events, self._world.server, self.link, self.draw)
 
     def _call(
         self,
@@ -465,7 +460,7 @@ class StallingAgent:
             self._done(NoReportElected())
             return
         self._number = number
-        self._world.begun.setdefault(number, self._events.now)
+        self._world.begun.setdefault(number, self.events.now)
         self._election = StallElection(self, number, (self._using, self._waiting), self._take_end)
         self._election.start(self._observe(), self._world.limits.reports)
 
