@@ -524,7 +524,7 @@ def test_the_place_is_the_line_of_the_failed_thread(failure: model.WorkerError) 
     """If a thread is why its process crashed, or stands still, the report leads to its line,
     not the main one's.
     """
-    job = readers.reported_job(readers.waited(0), failure, readers.stopped(1))
+    job = readers.reported_job(readers.timed_out_waiting(0), failure, readers.stopped(1))
     verdict = run_strategy(get_strategy("evidence"), job)
     answers = build_report(job, verdict, decide(verdict)).answers
     assert (verdict.ranks, answers.code, answers.source) == (
