@@ -362,6 +362,14 @@ def test_past_faults(seed: int, faults: list[Fault], name: str) -> None:
     assert ends.find_violations("exit", seed, "present", faults) == {}
 
 
+def test_a_lost_store_proves_no_success() -> None:
+    """With the wrong rule that it does, an agent succeeds while the workers of another run."""
+    name = exit_job.SUCCESS_TOO_EARLY
+    faults = ends.shrink("exit", 83, "trusting", name)
+    assert name in ends.find_violations("exit", 83, "trusting", faults)
+    assert ends.find_violations("exit", 83, "present", faults) == {}
+
+
 def test_a_notice_that_nobody_gets() -> None:
     """A node is killed at the exit; only the first agent sees it, whose connections a firewall has
     forgotten. It sends its notice once, so all wait without end, unless it sends it again.
