@@ -114,6 +114,7 @@ class VoteAgent(Process):
         self.refused = False
         """Whether it followed a decision against a restart."""
         self.announces_refusal = True
+        self.decides_alone = False
         self.followed = b""
         """The decision that it followed."""
         self.ignored_failure = False
@@ -216,8 +217,14 @@ class VoteAgent(Process):
         for instruction in instructions:
             self._carry_out(instruction)
 
-    def _carry_out(self, instruction: VoteInstruction) -> None:
+    def _carry_out(  # noqa: C901 - one case for each instruction
+        self, instruction: VoteInstruction
+    ) -> None:
         match instruction:
+            case HoldElection() if self.decides_alone:
+                restart = self.draw.random() < 0.6
+                own = json.dumps({"restart": restart, "by": self.rank}).encode()
+                self._feed(DecisionElected(own, is_own=True))
             case HoldElection():
                 self._is_electing = True
                 self._elect(Started(b"%d " % self.rank, float(time_limits.SETTLE_SECONDS)))

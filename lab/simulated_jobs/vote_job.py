@@ -50,6 +50,7 @@ VOTES: dict[str, Callable[[], RestartVote]] = {
     "present": RestartVote,
     "stubborn": StubbornVote,
     "quiet": RestartVote,  # a wrong alternative: a refusal isn't announced, nor the rendezvous closed
+    "alone": RestartVote,  # and each agent decides by itself
 }
 
 
@@ -91,7 +92,8 @@ class VoteJob:
     def play(self) -> VoteJob:
         """Play the schedule, and return the job."""
         for agent in self.agents:
-            agent.announces_refusal = self.rules != "quiet"
+            agent.announces_refusal = self.rules not in {"quiet", "alone"}
+            agent.decides_alone = self.rules == "alone"
             agent.start()
         for fault in self.faults:
             self.events.at(fault.seconds, lambda fault=fault: self._inject(fault))  # type: ignore[misc]

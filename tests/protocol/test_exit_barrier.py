@@ -362,6 +362,23 @@ def test_past_faults(seed: int, faults: list[Fault], name: str) -> None:
     assert ends.find_violations("exit", seed, "present", faults) == {}
 
 
+def test_a_lost_store_proves_no_success() -> None:
+    """With the wrong rule that it does, an agent succeeds while the workers of another run."""
+    name = exit_job.SUCCESS_TOO_EARLY
+    faults = ends.shrink("exit", 83, "trusting", name)
+    assert name in ends.find_violations("exit", 83, "trusting", faults)
+    assert ends.find_violations("exit", 83, "present", faults) == {}
+
+
+def test_a_notice_that_nobody_gets() -> None:
+    """A node is killed at the exit; only the first agent sees it, whose connections a firewall has
+    forgotten. It sends its notice once, so all wait without end, unless it sends it again.
+    """
+    faults = [Fault(8.04, "kill", 6, 0.0), Fault(2.52, "forgotten connections", 0, 0.0)]
+    assert exit_job.ENDS in ends.find_violations("exit", 3570, "present", faults)
+    assert ends.find_violations("exit", 3570, "planned", faults) == {}
+
+
 @pytest.mark.parametrize(("rules", "is_lost"), [("hasty", True), ("present", False)])
 def test_a_host_that_ends_at_once_leaves_a_slow_agent_alone(rules: str, is_lost: bool) -> None:
     """The agents' store ends with its host, so that one waits for acknowledgments."""

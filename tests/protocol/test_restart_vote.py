@@ -184,10 +184,14 @@ def test_the_schedules_have_each_end() -> None:
 
 @pytest.mark.parametrize(
     ("rules", "seed", "name"),
-    [("stubborn", 662, vote_job.OVERRULED), ("quiet", 32, vote_job.ENDS)],
+    [
+        ("stubborn", 662, vote_job.OVERRULED),
+        ("quiet", 32, vote_job.ENDS),
+        ("alone", 30, vote_job.SAME_DECISION),
+    ],
 )
 def test_the_simulator_sees_what_wrong_rules_do(rules: str, seed: int, name: str) -> None:
-    """A decision that no fatal failure overrules; a refusal that isn't announced."""
+    """A decision that no fatal failure overrules; a refusal that isn't announced; no vote."""
     faults = ends.shrink("vote", seed, rules, name)
     assert 0 < len(faults) <= 4
     assert name in ends.find_violations("vote", seed, rules, faults)
