@@ -15,9 +15,15 @@ from torch.distributed import DistNetworkError
 from firstfault_torch import time_limits
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds import round_store
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice, RoundOutcome
-from firstfault_torch.rounds.round_store import RoundStore
+from firstfault_torch.rounds.failure_broadcast import (
+    OUTCOME_KEY,
+    FailureBroadcast,
+    FailureNotice,
+    RoundOutcome,
+)
+from firstfault_torch.rounds.round_store import RoundStore, set_once
 from tests.torch_agent.stores import hosted
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.forks
 
@@ -166,7 +172,7 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
     and a later one is ignored.
     """
     nodes = [node(0), node(1)]
-    nodes[0].watch.send_finished()
+    set_once(store, OUTCOME_KEY, '{"finished": true}')
     assert all(one.woken.wait(LONG_S) for one in nodes)
     assert not store.check(["on_failure"])
     nodes[0].watch.send(RESTART)
@@ -177,6 +183,44 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
             None,
         )
         assert one.watch.find_fatal_failure() is None
+
+
+class _Silent:
+    """A connection on which no answer comes, as after a firewall has forgotten it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.ended.wait(LONG_S)
+
+
+class _Broken:
+    """A connection that the other side has reset."""
+
+    ended = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object) -> None:
+            raise DistNetworkError("Connection reset by peer")
+
+        return fail
+
+
+@pytest.mark.parametrize("kind", [_Silent, _Broken])
+def test_a_failure_is_sent_again_on_a_new_connection(
+    kind: Callable[[], Any], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was idle for the whole round; the peers must hear of the failure anyway."""
+    monkeypatch.setattr(time_limits, "STORE_TIMEOUT_SECONDS", 0.2)
+    sender, listener = node(0), node(1)
+    wait_until(lambda: sender.watch._connection is not None)
+    connection = kind()
+    monkeypatch.setattr(sender.watch, "_connection", connection)
+    sender.watch.send(FATAL)
+    assert listener.woken.wait(LONG_S)
+    assert listener.watch.outcome.failure == FATAL
+    connection.ended.set()
 
 
 @pytest.mark.parametrize("told", [False, True])

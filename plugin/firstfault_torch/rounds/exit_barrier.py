@@ -68,7 +68,7 @@ from firstfault_torch.rounds.failure_broadcast import (
     OUTCOME_KEY,
     FailureBroadcast,
     FailureNotice,
-    _parse_notice,
+    parse_notice,
 )
 from firstfault_torch.rounds.round_store import connect_to_store, set_once
 
@@ -287,7 +287,7 @@ class PeersAtExit:
         return self._parse_outcome(found)
 
     def _parse_outcome(self, text: bytes) -> BarrierEvent:
-        failure = _parse_notice(text)
+        failure = parse_notice(text)
         if failure is None:
             return AllFinished()
         self._broadcast.accept(failure)

@@ -181,20 +181,23 @@ class FailureBroadcast:
         self._sent = failure
         self._store_outcome(json.dumps(asdict(failure)), fatal=failure.fatal)
 
-    def send_finished(self) -> None:
-        """Broadcast that every node's workers have succeeded."""
-        self._store_outcome(json.dumps({"finished": True}), fatal=False)
-
     def _store_outcome(self, text: str, *, fatal: bool) -> None:
-        def put() -> None:
-            store = self._connection or connect_to_store(self._store)
+        def put(connection: Any) -> None:
+            store = connection or connect_to_store(self._store)
             if fatal:
                 store.compare_set(FATAL_KEY, "", text)
             set_once(store, OUTCOME_KEY, text)
 
         # errors are ignored: `_receive_outcome` reports a lost store
-        inform = partial(try_call, put, dist.DistError)
-        call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents")
+        inform = partial(try_call, partial(put, self._connection), dist.DistError)
+        doing = "informing the peer agents"
+        sent = call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, doing)
+        if self._connection is not None and (sent is None or sent[1] is not None):
+            # A firewall may have forgotten a connection that was idle for the round, or it broke.
+            # Peers that don't hear of the failure wait without end. Sending it twice does no harm;
+            # this node's workers must not wait for it.
+            again = partial(try_call, partial(put, None), dist.DistError)
+            call_with_timeout(again, 0, doing)
 
     def mark_lost(self, group_rank: int) -> None:
         """Record that the connection to an agent broke; don't wait."""
@@ -255,7 +258,7 @@ class FailureBroadcast:
         """
         store = self._connection
         if self.outcome is None and store is not None and store.check([OUTCOME_KEY]):
-            failure = _parse_notice(store.get(OUTCOME_KEY))
+            failure = parse_notice(store.get(OUTCOME_KEY))
             if self.outcome is None:  # the waiting thread may have been faster
                 self._learn(RoundOutcome(failure=failure, finished=failure is None))
             if failure is not None:
@@ -283,7 +286,7 @@ class FailureBroadcast:
 
         def ask() -> FailureNotice | None:
             store = self._connection or connect_to_store(self._store)
-            return _parse_notice(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else None
+            return parse_notice(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else None
 
         failure = self.failure
         if failure is None and not self._is_lost():
@@ -353,7 +356,7 @@ class FailureBroadcast:
         try:
             while not self._ended.wait(time_limits.FATAL_FAILURE_POLL_SECONDS):
                 if self._connection.check([FATAL_KEY]):
-                    failure = _parse_notice(self._connection.get(FATAL_KEY))
+                    failure = parse_notice(self._connection.get(FATAL_KEY))
                     self._learn(RoundOutcome(failure=failure))
                     if failure is not None:
                         self._acknowledge(self._connection, failure)
@@ -367,7 +370,7 @@ class FailureBroadcast:
                 self._connection = connect_to_store(self._store)
                 self._waiting = store = connect_to_store(self._store)
                 store.wait([OUTCOME_KEY], MAX_ROUND_DURATION)
-                failure = _parse_notice(store.get(OUTCOME_KEY))
+                failure = parse_notice(store.get(OUTCOME_KEY))
                 if failure is None:
                     return RoundOutcome(finished=True)
                 self._acknowledge(store, failure)
@@ -384,7 +387,8 @@ class FailureBroadcast:
                 return RoundOutcome(lost=str(error).splitlines()[0])
 
 
-def _parse_notice(text: bytes) -> FailureNotice | None:
+def parse_notice(text: bytes) -> FailureNotice | None:
+    """Return the failure in a round's outcome, None if all nodes have finished."""
     content = json.loads(text)
     if content.get("finished"):
         return None
