@@ -91,7 +91,7 @@ class TrustingBarrier(ExitBarrier):
 
 BARRIERS: dict[str, Callable[[int, int, BarrierLimits], ExitBarrier]] = {
     "present": ExitBarrier,
-    "planned": ExitBarrier,  # and a notice without an answer is sent again on a new connection
+    "once": ExitBarrier,  # but a notice without an answer isn't sent again on a new connection
     "former": FormerBarrier,
     "hasty": HastyBarrier,
     "trusting": TrustingBarrier,
@@ -160,7 +160,7 @@ class ExitJob:
             self.events.at(end, lambda agent=agent: agent.do(agent.succeed))  # type: ignore[misc]
             if isinstance(agent, ExitAgent):
                 agent.reads_outcome_newly = self.rules != "former"
-                agent.broadcast.resends = self.rules == "planned"
+                agent.broadcast.resends = self.rules not in {"once", "former"}
                 agent.watch_end = lambda agent=agent: self._check_success(agent)  # type: ignore[misc]
         for fault in self.faults:
             self.events.at(fault.seconds, lambda fault=fault: self._inject(fault))  # type: ignore[misc]

@@ -334,11 +334,8 @@ def test_each_phase_accepts_each_event(phase: BarrierPhase, event: BarrierEvent)
 
 
 def test_jobs_with_faults_end_alike() -> None:
-    """No agent succeeds too early, fails without a failure, or waits without an end.
-
-    A failure notice without an answer is sent again here, which the product doesn't do yet.
-    """
-    assert ends.play("exit", SEEDS, "planned").seeds == {}
+    """No agent succeeds too early, fails without a failure, or waits without an end."""
+    assert ends.play("exit", SEEDS, "present").seeds == {}
 
 
 @pytest.mark.parametrize(
@@ -372,11 +369,11 @@ def test_a_lost_store_proves_no_success() -> None:
 
 def test_a_notice_that_nobody_gets() -> None:
     """A node is killed at the exit; only the first agent sees it, whose connections a firewall has
-    forgotten. It sends its notice once, so all wait without end, unless it sends it again.
+    forgotten. If it sent its notice only once, all would wait without end.
     """
     faults = [Fault(8.04, "kill", 6, 0.0), Fault(2.52, "forgotten connections", 0, 0.0)]
-    assert exit_job.ENDS in ends.find_violations("exit", 3570, "present", faults)
-    assert ends.find_violations("exit", 3570, "planned", faults) == {}
+    assert exit_job.ENDS in ends.find_violations("exit", 3570, "once", faults)
+    assert ends.find_violations("exit", 3570, "present", faults) == {}
 
 
 @pytest.mark.parametrize(("rules", "is_lost"), [("hasty", True), ("present", False)])

@@ -222,7 +222,12 @@ class Election:
                 return self._take_silence() if request == self._request else []
             case KeySet(name, value):
                 return self._take_key(name, value, now)
-            case WaitingConnectionBroke() | TimePassed():
+            case WaitingConnectionBroke():
+                return self._read_what_is_awaited()
+            case TimePassed():
+                # Late: this process was frozen. It may host the store, so that its peers couldn't
+                # hand in their reports meanwhile.
+                self._closes_at += max(now - (now if self.deadline is None else self.deadline), 0.0)
                 return self._read_what_is_awaited()
             case ShutdownRequested():
                 return self._hurry(now)
