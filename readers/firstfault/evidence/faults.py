@@ -344,7 +344,7 @@ def _drop_failures_that_blame_a_fault(
                 if repeated and repeated in text and repeated != text
             ]
         return any(
-            clocks.get_min_gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS
+            clocks.get_certain_gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS
             for item in accused
         )
 

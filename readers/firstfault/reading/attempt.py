@@ -207,7 +207,7 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         listing = await begin_listing(store, layout, start, selection.MAX_SMALL_ATTEMPT_FILES)
         newest = selection.find_newest_incarnations(listing)
         first = selection.find_first_documents(listing, newest) if listing.is_sorted else []
-        if not first or listing.node_bundles:
+        if not first or listing.all_nodes_bundles:
             return None, listing
         documents = await each(read, [*map(listing.get_object, first), *listing.flyte_error_files])
     finally:
@@ -222,7 +222,7 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         # be the root cause
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
-    more = " at least" if listing.resume_name is not None else ""
+    more = " at least" if listing.resume_name_in_keys is not None else ""
     count = len(listing.documents)
     note = (
         f"only the first page of names was read ({count} documents{more}), and {len(first)} were"

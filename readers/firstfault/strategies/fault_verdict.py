@@ -349,7 +349,7 @@ def _find_possibly_earlier_failures(
 def _describe_later_fault(
     diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure
 ) -> str:
-    gap = diagnosis.clocks.get_min_gap_ns(first.failure, other.failure)
+    gap = diagnosis.clocks.get_certain_gap_ns(first.failure, other.failure)
     when = (
         f", at least {duration(gap, is_rounded_down=True)} later"
         if gap
