@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempt_logs import Attempt, Stream
-from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, progress_in
+from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, find_progress
 from firstfault_logs.boxes import Boxes
 from firstfault_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault_logs.framing.exports import FrameIndenter, read_export
@@ -246,12 +246,12 @@ class LogCollector:
             everything.is_torchrun = True
             everything.tasks_are_nodes |= label.task is not None
         if boxes.ended:
-            marks.take_box(record.number, boxes.first_rank)
+            marks.take_report_box(record.number, boxes.first_rank)
             boxes.ended = False
         if is_boxed or not text.strip():
             return
         self._note_opening_and_time(file, record)
-        progress = progress_in(record)
+        progress = find_progress(record)
         is_report = self._statements.take(record, where, marks)
         if not is_report:
             marks.take(record, progress)

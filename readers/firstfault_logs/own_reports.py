@@ -19,7 +19,7 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.attempts import is_substantial, progress_in
+from firstfault_logs.attempts import find_progress, shows_life
 from firstfault_logs.completion.noise import (
     HANDLED_ERROR,
     SHUTDOWN_NOISE,
@@ -77,9 +77,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     # handled the exception
     if (
         not lines
-        or sum(
-            map(is_substantial, (record for record in by_torch if record.number > lines[-1].number))
-        )
+        or sum(map(shows_life, (record for record in by_torch if record.number > lines[-1].number)))
         > _LINES_AFTER_ERROR
     ):
         return OwnReport()
@@ -140,7 +138,7 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         return cut_off
     if report := _find_swallowed_error(lines) or _find_exception_line(lines):
         return report
-    steps = [at for at, record in enumerate(end, 1) if progress_in(record) is not None]
+    steps = [at for at, record in enumerate(end, 1) if find_progress(record) is not None]
     # a process that printed a step after an error had handled it
     end = end[steps[-1] if steps else 0 :]
     if not end:
@@ -260,7 +258,7 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
 
 def _shows_handling(record: LogRecord) -> bool:
     """Whether a line after an error shows that its process handled it."""
-    is_handled = HANDLED_ERROR.search(record.text) or progress_in(record)
+    is_handled = HANDLED_ERROR.search(record.text) or find_progress(record)
     return is_handled is not None or is_success_report(record.text)
 
 
