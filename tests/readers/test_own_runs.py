@@ -14,7 +14,12 @@ import pytest
 
 from firstfault.cli import EXIT
 from firstfault.layout import RUN_MARK
-from firstfault.run_folder import begin_run, make_fallback_folder, may_be_active, read_working_folders
+from firstfault.run_folder import (
+    begin_run,
+    make_fallback_folder,
+    may_be_active,
+    read_working_folders,
+)
 from firstfault.testing import make_error
 from firstfault_logs.framing.lines import files_below
 from tests.readers.commands import Ran

@@ -93,7 +93,7 @@ def prune(folder: Path, keep: int) -> int:
 
 def _explain_kept_run(run: Path) -> str:
     """Return why a run isn't removed; empty if it is."""
-    from firstfault.run_folder import belongs_to_another_user, may_be_active  # noqa: PLC0415 - as above
+    from firstfault.run_folder import belongs_to_another_user, may_be_active  # noqa: PLC0415
 
     if belongs_to_another_user(run):
         return "it belongs to another user"

@@ -233,4 +233,5 @@ def _describe_wrong_clock(offset: Offset) -> str:
     if offset.is_known:
         seconds = abs(offset.low + offset.high) / 2 / NS_PER_SECOND
         return f"{direction} the storage's by about {seconds:.0f} s"
-    return f"{direction} the storage's by at least {max(offset.low, -offset.high) / NS_PER_SECOND:.0f} s"
+    min_seconds = max(offset.low, -offset.high) / NS_PER_SECOND
+    return f"{direction} the storage's by at least {min_seconds:.0f} s"
