@@ -115,7 +115,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
     `agent` is the process that started it.
     """
     if not is_clean_exit(error):
-        monitor.in_flight.left = (
+        monitor.in_flight.escaped_error = (
             error  # at once: the agent that is about to stop this process waits for it
         )
     # a handler, like torch's in a forked worker, would raise in the middle of recording, and the
@@ -197,8 +197,8 @@ class WorkerMonitor:
         # back.
         process_state.hold_files_back()
         # a function's result is still to come: its return is its end
-        finishes = self.finishes if is_program else _do_nothing
-        self._undo.append(watch_process_groups(self.in_flight, finishes))
+        on_last_call = self.finishes if is_program else _do_nothing
+        self._undo.append(watch_process_groups(self.in_flight, on_last_call))
         self._undo.append(process_state.watch_threads())
         self._handled.watch()
         self._undo.append(self._handled.close)
