@@ -67,7 +67,7 @@ class OwnReport(NamedTuple):
 
 def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnReport:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
-    own = redact("\n".join(record.text for record in by_torch))
+    torch_text = redact("\n".join(record.text for record in by_torch))
     lines = [
         record
         for record in by_torch
@@ -81,8 +81,8 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
         > _LINES_AFTER_ERROR
     ):
         return OwnReport()
-    printed = find_printed_exception(own) or (
-        find_printed_exception(redact(text)) if TRACEBACK in own else None
+    printed = find_printed_exception(torch_text) or (
+        find_printed_exception(redact(text)) if TRACEBACK in torch_text else None
     )
     raised = printed.exception if printed is not None else None
     if raised is None and (named := EXCEPTION_LINE.match(lines[-1].text)):
@@ -160,7 +160,7 @@ _STALL_REPORT = LazyPattern(r"waiting[ ]for[ ](?:the[ ])?remainder[ ]of[ ]ranks"
 
 def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
     """Return the last lines about a wait; of a report that lists the missing ranks, all lines."""
-    begins = (at for at, record in enumerate(waits) if _STALL_REPORT.search(record.text))
+    begins = (index for index, record in enumerate(waits) if _STALL_REPORT.search(record.text))
     begin = max(begins, default=None)
     return waits[-_LINES_AFTER_ERROR:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
 
@@ -247,12 +247,12 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
         (record.text.strip() for record in below if record.number > frames[-1].number), ""
     )
     frame = FRAME_LINE.match(frames[-1].text)
-    where = (
+    position = (
         f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}"
         if frame
         else ""
     )
-    text = redact(f"the log ends inside a traceback, at {where}: {source}")
+    text = redact(f"the log ends inside a traceback, at {position}: {source}")
     return OwnReport(None, text, lines=(lines[begin or 0].number, lines[-1].number))
 
 
