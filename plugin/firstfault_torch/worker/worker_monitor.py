@@ -124,7 +124,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
         with suppress_internal_errors("recording an exception"):
             if is_clean_exit(error):
                 monitor.exits(error)
-            elif _is_answer_to_signal(error) and _has_died(agent):
+            elif _is_answer_to_signal(error) and _await_parent_death(agent):
                 # terminated because the agent died: the worker reports it
                 if monitor.node_context is not None:
                     _record_agent_death(monitor.node_context, monitor.place, agent)
@@ -406,11 +406,11 @@ def _leave_later() -> None:
         shut_down_gloo_connections()
 
 
-def _has_died(agent: int) -> bool:
-    """Whether this process has lost its parent.
+def _await_parent_death(agent: int) -> bool:
+    """Wait a moment for the death of the parent; return whether it has died.
 
     The kernel sends the parent-death signal when the thread that started this process ends, a
-    moment before the rest of a killed agent; so this waits a moment.
+    moment before the rest of a killed agent.
     """
     deadline = time.monotonic() + time_limits.PARENT_DEATH_TIMEOUT_SECONDS
     while os.getppid() == agent:
