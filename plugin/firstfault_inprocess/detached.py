@@ -201,8 +201,8 @@ class DetachedProcess:
             except OSError:
                 self.close()
 
-    def has_died(self, seconds: float) -> bool:
-        """Wait at most this many seconds for its end."""
+    def await_death(self, seconds: float) -> bool:
+        """Wait at most this many seconds for its end; return whether it has ended."""
         if self._has_ended:
             return (
                 True  # it had ended before it could be looked up, so there is nothing to wait for
@@ -215,13 +215,13 @@ class DetachedProcess:
             self._has_ended = bool(poll.poll(seconds * 1000))
             return self._has_ended
         deadline = time.monotonic() + seconds
-        while not self._is_gone() and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, DETACHED_POLL_SECONDS))
+        while not self._look_for_death() and (remaining_seconds := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining_seconds, DETACHED_POLL_SECONDS))
         return self._has_ended
 
     def send(self, number: int) -> None:
         """Send the process a signal unless it has ended, because its id may be reused by now."""
-        if self.has_died(0):
+        if self.await_death(0):
             return
         if self._descriptor is not None:
             try:
@@ -238,7 +238,7 @@ class DetachedProcess:
             if read_start_time(self.number) == self.started:
                 os.kill(self.number, number)
 
-    def _is_gone(self) -> bool:
+    def _look_for_death(self) -> bool:
         # If its start time can't be read, it counts as there: only what is proven dead may be
         # reported or reaped.
         with contextlib.suppress(OSError):

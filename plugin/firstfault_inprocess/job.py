@@ -119,13 +119,13 @@ class RecordedFaults:
 
     def __init__(self, monitor: WorkerMonitor) -> None:
         self._monitor = monitor
-        monitor.in_flight.uninterrupted = _block_interruptions
+        monitor.in_flight.without_async_exceptions = _block_interruptions
 
     def raised(self, error: BaseException) -> None:
         """Record an exception as one that may still be handled."""
         # Kept back, not discarded: if the ranks don't continue, it becomes this worker's document.
-        self._monitor.in_flight.seen(error)
-        self._monitor.in_flight.hold(error)
+        self._monitor.in_flight.record_seen(error)
+        self._monitor.in_flight.keep_handled(error)
 
     @staticmethod
     def collectives_begun() -> int | None:
@@ -141,7 +141,7 @@ class RecordedFaults:
         """Withdraw it: the job continues. One rank keeps a record of the restart,
         in the background.
         """
-        self._monitor.in_flight.release()
+        self._monitor.in_flight.withdraw_kept()
         node_context, place = self._monitor.node_context, self._monitor.place
         if interruption.first and node_context is not None:
             # they import protobuf, which only a recording worker has loaded

@@ -158,7 +158,7 @@ class _Host:
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
-        while not self._process.has_died(time_limits.MONITOR_LINGER_SECONDS):
+        while not self._process.await_death(time_limits.MONITOR_LINGER_SECONDS):
             pass
         # Before looking for clients: a rank of the next job that connects from now on doesn't begin
         # its call here.

@@ -166,7 +166,7 @@ class SurvivingWorkers:
         A worker that is stopped earlier reports less.
         """
         deadline = time.monotonic() + time_limits.SURVIVORS_EXIT_GRACE_SECONDS
-        while len(self._find_ended()) < self._workers.number and time.monotonic() < deadline:
+        while len(self._find_ended()) < self._workers.count and time.monotonic() < deadline:
             time.sleep(time_limits.SURVIVORS_POLL_SECONDS)
 
     def _find_ended(self) -> set[int]:

@@ -60,10 +60,12 @@ def find_run_logs(uri: str) -> dict[str, str]:
     """Return the log files of a ``firstfault run`` attempt, by pod;
     empty for attempts of an engine.
     """
-    here = parse_attempt_number(uri)
-    if here is None or is_remote(uri):
+    run_and_number = parse_attempt_number(uri)
+    if run_and_number is None or is_remote(uri):
         return {}
-    folder = Path(here[0].removeprefix("file://")) / "logs" / f"attempt-{here[1]}"
+    folder = (
+        Path(run_and_number[0].removeprefix("file://")) / "logs" / f"attempt-{run_and_number[1]}"
+    )
     return {log.stem: str(log) for log in sorted(folder.glob("*.log"))}
 
 
@@ -176,9 +178,9 @@ def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -
     """Read an attempt like `read`, without logs; if no attempt is found,
     the result's `exists` is False.
     """
-    here = _read_one(uri, options, evidence)
-    if here.exists or _is_part(uri):
-        return here
+    given_attempt = _read_one(uri, options, evidence)
+    if given_attempt.exists or _is_part(uri):
+        return given_attempt
     best = None
     missing = 0
     for number in range(_MAX_ATTEMPTS):
@@ -191,7 +193,7 @@ def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -
         # the last failed attempt wins over a later attempt that succeeded or is still running
         if attempt.conclusion is not None or best is None or best.conclusion is None:
             best = attempt
-    return best or _newest_run(uri, options, evidence) or here
+    return best or _newest_run(uri, options, evidence) or given_attempt
 
 
 def _newest_run(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt | None:
@@ -233,9 +235,9 @@ def read_logs(
     snapshot = _read_logs_snapshot(sources)
     job = assemble(snapshot, expected_nodes=options.expected_nodes)
     # a report on logs must not show an output prefix
-    here = "" if job.has_failed else uri
+    attempt_uri = "" if job.has_failed else uri
     conclusion = conclude(job, strategy=options.strategy)
-    return Attempt(here, job, conclusion, is_of_logs=True, sources=sources)
+    return Attempt(attempt_uri, job, conclusion, is_of_logs=True, sources=sources)
 
 
 def read_document(data: bytes, name: str, options: ReadOptions = _DEFAULTS) -> Attempt:
@@ -263,11 +265,11 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
     refused = None
     with suppress(ModuleNotFoundError):
         try:
-            own: Snapshot | None = import_module(_OWN_LOG_READER).snapshot_of(sources)
+            own_snapshot: Snapshot | None = import_module(_OWN_LOG_READER).snapshot_of(sources)
         except BadDocumentError as error:
-            refused, own = error, None
-        if own is not None:
-            return own
+            refused, own_snapshot = error, None
+        if own_snapshot is not None:
+            return own_snapshot
     snapshot = _read_with_entry_points(sources)
     if snapshot is None and refused is not None:
         raise refused
@@ -334,10 +336,10 @@ def sibling_attempts(
         strategy: the strategy for the remaining attempts, or None for each attempt's own.
         seconds: timeout for each earlier attempt, and for all later attempts together.
     """
-    here = parse_attempt_number(uri)
-    if here is None:
+    run_and_number = parse_attempt_number(uri)
+    if run_and_number is None:
         return ()
-    folder, number = here
+    folder, number = run_and_number
 
     others = run_sync(_summarize_neighbors(folder, number, ReadOptions(strategy), seconds))
     everyone = [*others, _summarize_failure(number, conclusion)] if others else []
@@ -355,9 +357,13 @@ async def _summarize_neighbors(
         # wasted
         deadline = time.monotonic() + seconds
         summaries: list[AttemptSummary] = []
-        for other in range(number + 1, number + 1 + _MAX_NEIGHBORS - len(before)):
-            left = deadline - time.monotonic()
-            summary = await _summarize(folder, other, options, left) if left > 0 else None
+        for other in range(number + 1, number + 1 + _MAX_NEIGHBORS - len(earlier_numbers)):
+            remaining_seconds = deadline - time.monotonic()
+            summary = (
+                await _summarize(folder, other, options, remaining_seconds)
+                if remaining_seconds > 0
+                else None
+            )
             if summary is None:
                 break
             summaries.append(summary)
@@ -368,8 +374,8 @@ async def _summarize_neighbors(
         return [summary] if summary is not None else []
 
     # earlier attempts have priority; later attempts only fill up the limit
-    before = range(max(number - _MAX_NEIGHBORS, 0), number)
-    parts = await gathered(*(one(other) for other in before), after())
+    earlier_numbers = range(max(number - _MAX_NEIGHBORS, 0), number)
+    parts = await gathered(*(one(other) for other in earlier_numbers), after())
     return [summary for part in parts for summary in part]
 
 

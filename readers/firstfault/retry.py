@@ -353,12 +353,17 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     storage hits one machine after the other. Only an exception that the program raised by itself is
     the same anywhere. For use with `~`.
     """
-    same = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
-    same = same and (_is_raised_by_program(verdict) or _is_same_machine(verdict, context))
-    before = "attempt" if context.restarts_left is None else "round"
+    is_same_fault = (
+        bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+    )
+    is_same_fault = is_same_fault and (
+        _is_raised_by_program(verdict) or _is_same_machine(verdict, context)
+    )
+    earlier_run = "attempt" if context.restarts_left is None else "round"
     return Vote(
-        retry=same,
-        reason=f"the previous {before} failed with {'the same' if same else 'a different'} fault",
+        retry=is_same_fault,
+        reason=f"the previous {earlier_run} failed with"
+        f" {'the same' if is_same_fault else 'a different'} fault",
     )
 
 
@@ -385,8 +390,8 @@ def _is_of_own_code(exception: ExceptionInfo) -> bool:
 
 
 def _is_same_machine(verdict: Verdict, context: RetryContext) -> bool:
-    here = _find_machine_here(verdict, context)
-    return bool(here) and here == context.previous_machine
+    machine = _find_machine_here(verdict, context)
+    return bool(machine) and machine == context.previous_machine
 
 
 def _find_machine_here(verdict: Verdict, context: RetryContext) -> str:
@@ -410,11 +415,13 @@ def find_machine(verdict: Verdict) -> str:
 def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     """True if the task's `retries` are used up; a restart within the attempt uses none."""
     # without a count of the attempts that used a retry, each earlier attempt counts as one
-    left = context.retries_left
-    if left is None and context.retries is not None:
-        left = max(context.retries - context.attempt, 0)
-    over = context.restarts_left is None and left == 0
-    return Vote(retry=over, reason="all retries are used up" if over else "retries are left")
+    retries_left = context.retries_left
+    if retries_left is None and context.retries is not None:
+        retries_left = max(context.retries - context.attempt, 0)
+    are_used_up = context.restarts_left is None and retries_left == 0
+    return Vote(
+        retry=are_used_up, reason="all retries are used up" if are_used_up else "retries are left"
+    )
 
 
 @_to_factory
@@ -422,10 +429,12 @@ def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     """True if all ranks failed with the same fault, which a retry would probably meet again."""
     world = verdict.root.place.world_size if verdict.root is not None else 0
     # a bug or a bad configuration fails on every rank; broken hardware, on one
-    same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
+    covers_all_ranks = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
     return Vote(
-        retry=same,
-        reason="the same fault on all ranks" if same else "not the same fault on all ranks",
+        retry=covers_all_ranks,
+        reason="the same fault on all ranks"
+        if covers_all_ranks
+        else "not the same fault on all ranks",
     )
 
 
@@ -723,9 +732,9 @@ def _is_free(verdict: Verdict, context: RetryContext) -> bool:
     )
     is_guessed = verdict.category in _GUESSED_PLATFORM_CATEGORIES or is_of_agent
     has_failed_before = bool(context.previous_fingerprint or context.previous_machine)
-    here = _find_machine_here(verdict, context)
-    before = context.previous_machine
-    is_elsewhere = bool(here) and bool(before) and here != before
+    machine = _find_machine_here(verdict, context)
+    previous_machine = context.previous_machine
+    is_elsewhere = bool(machine) and bool(previous_machine) and machine != previous_machine
     return not is_guessed and (is_elsewhere or not has_failed_before)
 
 

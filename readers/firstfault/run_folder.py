@@ -26,7 +26,7 @@ PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 _PRIVATE_MODE = 0o700
 _QUIET_SECONDS = 24 * 3600.0
-_kept: dict[Path, int] = {}
+_private_folder_locks: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
 
 
@@ -46,15 +46,15 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     Raises:
         OSError: nothing can be written there, or another user got ahead.
     """
-    base, names = _split_at_trusted(folder)
-    opened = open_below(base, names)
+    trusted_folder, names = _split_at_trusted(folder)
+    folder_descriptor = open_below(trusted_folder, names)
     try:
         if attempt:
-            os.close(enter(attempt, opened))
+            os.close(enter(attempt, folder_descriptor))
         # Nodes on a shared file system each append a line to the same file.
-        mark = open_file(RUN_MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, opened)
+        mark = open_file(RUN_MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, folder_descriptor)
     finally:
-        os.close(opened)
+        os.close(folder_descriptor)
     try:
         os.write(mark, _make_mark_line(folder))
     except OSError:
@@ -85,12 +85,12 @@ def make_attempt(run: Path, attempt: str) -> None:
         FileExistsError: it exists.
         OSError: it can't be made, or the run is another user's.
     """
-    base, names = _split_at_trusted(run)
-    opened = open_below(base, names)
+    trusted_folder, names = _split_at_trusted(run)
+    folder_descriptor = open_below(trusted_folder, names)
     try:
-        os.mkdir(attempt, dir_fd=opened)
+        os.mkdir(attempt, dir_fd=folder_descriptor)
     finally:
-        os.close(opened)
+        os.close(folder_descriptor)
 
 
 def _split_at_trusted(run: Path) -> tuple[Path, tuple[str, ...]]:
@@ -100,9 +100,9 @@ def _split_at_trusted(run: Path) -> tuple[Path, tuple[str, ...]]:
         return run.parent, (run.name,)
     # Nobody chose the folder `.firstfault` in the working folder, which may be one that all users
     # write to.
-    base, names = (root, ()) if _is_own_link(root) else (root.parent, (_ROOT,))
-    _ignore_in_git(base, names)
-    return base, (*names, run.parent.name, run.name)
+    trusted_folder, names = (root, ()) if _is_own_link(root) else (root.parent, (_ROOT,))
+    _ignore_in_git(trusted_folder, names)
+    return trusted_folder, (*names, run.parent.name, run.name)
 
 
 def _is_own_link(path: Path) -> bool:
@@ -120,15 +120,15 @@ def _is_own_link(path: Path) -> bool:
     return stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not is_replaceable
 
 
-def _ignore_in_git(base: Path, names: tuple[str, ...]) -> None:
+def _ignore_in_git(trusted_folder: Path, names: tuple[str, ...]) -> None:
     """Keep the runs in the working folder out of its repository."""
-    opened = open_below(base, names)
+    folder_descriptor = open_below(trusted_folder, names)
     try:
-        ignore = open_file(".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, opened)
+        ignore = open_file(".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder_descriptor)
     except OSError:  # it exists; any other problem shows when the mark is made
         return
     finally:
-        os.close(opened)
+        os.close(folder_descriptor)
     with os.fdopen(ignore, "w", encoding="ascii") as file:
         file.write("*\n")
 
@@ -157,8 +157,8 @@ def make_fallback_folder() -> Path:
             private = next(_find_private_folders(), None) or Path(
                 tempfile.mkdtemp(prefix=f"{name}-", dir=parent)
             )
-    if private not in _kept:
-        _kept[private] = _lock(private)
+    if private not in _private_folder_locks:
+        _private_folder_locks[private] = _lock(private)
     runs = private / _TORCHRUN_FOLDER
     runs.mkdir(exist_ok=True)
     return runs
@@ -227,10 +227,10 @@ def _lock(folder: Path) -> int:
     """Keep a folder from systemd-tmpfiles, which leaves out what has a lock;
     return the descriptor that holds it.
     """
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with contextlib.suppress(OSError):
-        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return opened
+        fcntl.flock(folder_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder_descriptor
 
 
 # --- find runs ------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def belongs_to_another_user(run: Path) -> bool:
     return run.lstat().st_uid not in {os.geteuid(), run.parent.stat().st_uid}
 
 
-def may_go_on(run: Path) -> bool:
+def may_be_active(run: Path) -> bool:
     """Return whether the run may still be active,
     here or on another host with locks that aren't visible here.
     """
@@ -365,19 +365,27 @@ def _has_ended(attempt: Path) -> bool:
         for path in (attempt / ROSTER).glob("r1-*")
         if (key := RosterKey.parse(path.name)) is not None
     ]
-    last = [key for key in keys if key.round == max(other.round for other in keys)]
-    nodes = {(key.group_rank, key.incarnation) for key in last}
-    good = {(key.group_rank, key.incarnation) for key in last if key.phase is Phase.SUCCEEDED}
-    if last and nodes == good:
+    last_round_keys = [key for key in keys if key.round == max(other.round for other in keys)]
+    last_nodes = {(key.group_rank, key.incarnation) for key in last_round_keys}
+    succeeded = {
+        (key.group_rank, key.incarnation) for key in last_round_keys if key.phase is Phase.SUCCEEDED
+    }
+    if last_round_keys and last_nodes == succeeded:
         return True
     # The newest incarnation counts: a container may have started again after a failure.
-    newest = {key.group_rank: key.incarnation for key in sorted(last, key=_get_incarnation)}
-    left = {
-        key.group_rank
-        for key in last
-        if key.phase is not Phase.JOINED and key.incarnation == newest[key.group_rank]
+    newest_incarnations = {
+        key.group_rank: key.incarnation for key in sorted(last_round_keys, key=_get_incarnation)
     }
-    return bool(last) and left == newest.keys() and _is_quiet(attempt / ROSTER)
+    ended_nodes = {
+        key.group_rank
+        for key in last_round_keys
+        if key.phase is not Phase.JOINED and key.incarnation == newest_incarnations[key.group_rank]
+    }
+    return (
+        bool(last_round_keys)
+        and ended_nodes == newest_incarnations.keys()
+        and _is_quiet(attempt / ROSTER)
+    )
 
 
 def _get_incarnation(key: RosterKey) -> int:

@@ -176,7 +176,7 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
-    if not collector.lines:
+    if not collector.line_count:
         return Snapshot(notes=tuple(notes)) if notes else None
     attempts = collector.attempts(find_empty_starts)
     built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]

@@ -196,38 +196,47 @@ class Assignment:
     def _assign_tracebacks(self, tracebacks: Sequence[Traceback]) -> None:
         everything = self.processes.all
         for node in {traceback.stream.label.node for traceback in tracebacks}:
-            here = [
+            node_tracebacks = [
                 traceback
                 for traceback in tracebacks
                 if traceback.stream.label.node == node and not traceback.is_mixed
             ]
             is_any_failing = any(process.exit_code for process in everything)
-            own = [traceback for traceback in here if not traceback.is_handled] or (
-                here if is_any_failing else []
+            assigned = [traceback for traceback in node_tracebacks if not traceback.is_handled] or (
+                node_tracebacks if is_any_failing else []
             )
             if any(process.uncaught for process in everything):
                 # torch puts the rank before the traceback of each exception that ends a process of
                 # a group
-                counts = Counter(traceback.fault for traceback in own)
+                counts = Counter(traceback.fault for traceback in assigned)
                 # such an exception may be printed without a rank, too
                 counts -= Counter(
-                    find_fault(one.raised) for one in everything if one.uncaught and one.raised
+                    find_fault(process.raised)
+                    for process in everything
+                    if process.uncaught and process.raised
                 )
-                own = [traceback for traceback in own if traceback.fault in counts]
+                assigned = [traceback for traceback in assigned if traceback.fault in counts]
                 failing = sum(
-                    one.exit_code is not None and one.raised is None for one in everything
+                    process.exit_code is not None and process.raised is None
+                    for process in everything
                 )
-                own = [traceback for traceback in own if counts[traceback.fault] <= failing]
-            processes = [one for one in everything if not node or one.node in {node, ""}]
-            own = [traceback for traceback in own if not self._is_outlived(traceback, processes)]
-            own = drop_survived_tracebacks(self.attempt, processes, own)
-            if not own or self._has_continued(own):
+                assigned = [
+                    traceback for traceback in assigned if counts[traceback.fault] <= failing
+                ]
+            processes = [
+                process for process in everything if not node or process.node in {node, ""}
+            ]
+            assigned = [
+                traceback for traceback in assigned if not self._is_outlived(traceback, processes)
+            ]
+            assigned = drop_survived_tracebacks(self.attempt, processes, assigned)
+            if not assigned or self._has_continued(assigned):
                 continue
-            by_rank = find_ranks_by_device(self.attempt, self.processes, own)
+            by_rank = find_ranks_by_device(self.attempt, self.processes, assigned)
             for rank, traceback in by_rank.items():
                 self.processes.find(rank=rank, node=node).set_exception(traceback)
             if not by_rank:
-                self._assign_on_node(own, processes)
+                self._assign_on_node(assigned, processes)
 
     @staticmethod
     def _is_outlived(traceback: Traceback, processes: Sequence[Process]) -> bool:
@@ -246,11 +255,15 @@ class Assignment:
         self, tracebacks: Sequence[Traceback], processes: Sequence[Process]
     ) -> None:
         ended = (
-            one for one in processes if one.exit_code or (one.launcher_text and not one.has_ended)
+            process
+            for process in processes
+            if process.exit_code or (process.launcher_text and not process.has_ended)
         )
-        failing = [one for one in ended if one.raised is None and TRACEBACK not in one.text]
+        failing = [
+            process for process in ended if process.raised is None and TRACEBACK not in process.text
+        ]
         by_fault = {traceback.fault: traceback for traceback in tracebacks}
-        is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
+        is_alike = len(by_fault) == 1 and len({process.exit_code for process in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
             for process in failing:
                 process.set_exception(choose_ending(tracebacks))
@@ -263,9 +276,9 @@ class Assignment:
         for fault, traceback in by_fault.items():
             process = Process(node=traceback.stream.label.node)
             process.set_exception(traceback)
-            repeated = [one for one in tracebacks if one.fault == fault]
+            repeated = [other for other in tracebacks if other.fault == fault]
             process.lines |= {
-                (one.stream.file, *one.lines) for one in (*repeated[:1], *repeated[-1:])
+                (other.stream.file, *other.lines) for other in (*repeated[:1], *repeated[-1:])
             }
             self.processes.all.append(process)
 

@@ -86,7 +86,7 @@ class Progress(NamedTuple):
     """Number of steps of the training, or 0 if the line doesn't show it."""
 
 
-def progress_in(record: LogRecord) -> Progress | None:
+def find_progress(record: LogRecord) -> Progress | None:
     """Return the training step in a line, or None if it has none."""
     text = record.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
@@ -114,7 +114,7 @@ _COUNTER_IN_EPOCH = LazyPattern(r"""(?i)
 """)
 
 
-def find_place(progress: Progress, text: str) -> tuple[float, ...]:
+def find_step_position(progress: Progress, text: str) -> tuple[float, ...]:
     """Return the step of a line, behind the epoch if the line counts the steps of each epoch.
 
     A fractional number is a part of an epoch: "'epoch': 0.95".
@@ -128,11 +128,11 @@ def find_place(progress: Progress, text: str) -> tuple[float, ...]:
     return (progress.step, int(next(filter(None, inner.groups()))))
 
 
-def is_substantial(record: LogRecord) -> bool:
+def shows_life(record: LogRecord) -> bool:
     """Whether a line shows that its process lives on: it has a step,
     or nothing that may follow a failure.
     """
-    return progress_in(record) is not None or _FAILURE_OUTPUT.search(record.text) is None
+    return find_progress(record) is not None or _FAILURE_OUTPUT.search(record.text) is None
 
 
 @dataclass(slots=True)
@@ -141,8 +141,8 @@ class _WorkerStop:
     one failed on some node.
     """
 
-    first: int
-    last: int
+    first_line: int
+    last_line: int
     pids: set[int] = field(default_factory=set)
     has_failed: bool = False
     """Whether one of its own workers failed; an agent reports this once per round."""
@@ -152,34 +152,39 @@ class _WorkerStop:
 class _Agent:
     """An agent of torch."""
 
-    began: float | None
-    """Time of its first line, seconds of the day."""
-    last: float | None = None
-    endings: list[_WorkerStop] = field(default_factory=list)
+    first_seconds: float | None
+    """Time of its first line, seconds. Only the time of day counts: the line may have no date."""
+    last_seconds: float | None = None
+    worker_stops: list[_WorkerStop] = field(default_factory=list)
     has_later_output: bool = False
     """Whether something other than a failure was printed between its last line and another agent's.
     """
-    until: int = 0
+    later_exception_line: int = 0
     """The line, if any, in which a later exception ended a process. The process is another node's
     if logs aren't merged.
     """
-    started_over: bool = False
+    is_followed_by_new_start: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
 
-    def is_earlier(self, other: _Agent) -> bool:
+    def began_before_end_of(self, other: _Agent) -> bool:
         """Whether it began before another one had ended, by the clock."""
-        if self.began is None or other.last is None:
+        if self.first_seconds is None or other.last_seconds is None:
             return False
         return (
             _CLOCK_SKEW_SECONDS
-            < (other.last - self.began) % _SECONDS_PER_DAY
+            < (other.last_seconds - self.first_seconds) % _SECONDS_PER_DAY
             < _SECONDS_PER_DAY / 2
         )
 
-    def within(self, begin: int, end: int) -> _Agent:
-        """Return its statements in some lines."""
+    def cut_to_lines(self, begin: int, end: int) -> _Agent:
+        """Return the agent with its stops in these lines only."""
         return replace(
-            self, endings=[ending for ending in self.endings if begin <= ending.first < end]
+            self,
+            worker_stops=[
+                worker_stop
+                for worker_stop in self.worker_stops
+                if begin <= worker_stop.first_line < end
+            ],
         )
 
 
@@ -191,33 +196,33 @@ class AttemptMarks:
         self.report_ends: list[int] = []
         """Lines in which an agent's report of failures ends."""
         self._box_ends: dict[int | None, int] = {}
-        self.begins = [*begins]
+        self.job_begins = [*begins]
         """First lines of jobs behind the first one."""
-        self._speaker: _Agent | None = None
-        self._ended = False
+        self._last_agent: _Agent | None = None
+        self._has_ended = False
         """Whether a launcher has reported that its processes ended."""
         self._was_terminated = False
         """Whether the scheduler has announced the end of the job."""
         self._failed_ns: int | None = None
         """When the end of a process was reported: 0 if without a time, None if not reported."""
-        self._raised: dict[int | None, int] = {}
+        self._last_raise_lines: dict[int | None, int] = {}
         """Where torch printed a rank's exception last."""
-        self._steps: dict[Label, int] = {}
-        self._opening: set[str] = set()
-        self._count = 0
+        self._last_steps: dict[Label, int] = {}
+        self._opening_shapes: set[str] = set()
+        self._opening_line_count = 0
         """Lines of the attempt that may begin one."""
 
-    def drop_begins(self, lines: Collection[int]) -> bool:
-        """Take these lines for no begin of a job; return whether one of them was."""
-        kept = [begin for begin in self.begins if begin not in lines]
-        is_changed = len(kept) < len(self.begins)
-        self.begins = kept
+    def drop_job_begins(self, begin_lines: Collection[int]) -> bool:
+        """Drop the begins of jobs in these lines; return whether there were any."""
+        kept_begins = [begin for begin in self.job_begins if begin not in begin_lines]
+        is_changed = len(kept_begins) < len(self.job_begins)
+        self.job_begins = kept_begins
         return is_changed
 
-    def start_job(self, number: int) -> None:
+    def start_job(self, line: int) -> None:
         """Take the line in which somebody starts another job."""
-        self.begins.append(number)
-        self._begin(0, {})
+        self.job_begins.append(line)
+        self._begin_attempt(0, {})
 
     def take_report(self, record: LogRecord, report: LauncherReport) -> None:
         """Take a line's statement about processes."""
@@ -231,16 +236,16 @@ class AttemptMarks:
             and EXCEPTION_LINE.match(report.text) is None
         )
         if is_of_agent:
-            self._take_agent(record, report)
+            self._take_agent_report(record, report)
         elif report.kind is ReportKind.TERMINATED or (
             report.kind is ReportKind.ENDED and report.tasks
         ):
             self.report_ends.append(record.number)
-        self._ended |= report.kind in {ReportKind.ENDED, ReportKind.TERMINATED}
+        self._has_ended |= report.kind in {ReportKind.ENDED, ReportKind.TERMINATED}
         self._was_terminated |= report.kind is ReportKind.TERMINATED and bool(report.reason)
         self._failed_ns = self._failed_ns or record.time_ns or 0
 
-    def take_box(self, number: int, first_rank: int | None) -> None:
+    def take_report_box(self, end_line: int, first_rank: int | None) -> None:
         """Take the end of torch's report about the node with this first rank.
 
         An agent prints one report, so a second one of the same node is another job's.
@@ -249,141 +254,175 @@ class AttemptMarks:
         if (
             first_rank is not None
             and last_end is not None
-            and not any(last_end < begin for begin in self.begins)
+            and not any(last_end < begin for begin in self.job_begins)
         ):
-            self.begins.append(last_end + 1)
-        self._box_ends[first_rank] = number
-        self.report_ends.append(number)
-        self._ended = True
+            self.job_begins.append(last_end + 1)
+        self._box_ends[first_rank] = end_line
+        self.report_ends.append(end_line)
+        self._has_ended = True
 
-    def _take_agent(self, record: LogRecord, report: LauncherReport) -> None:
-        agent_line = AGENT_LOG_LINE.match(record.text)
-        now = record.time_ns / 1e9 if record.time_ns is not None else None
-        if agent_line is not None:
-            now = (
-                int(agent_line["hour"]) * 3600
-                + int(agent_line["minute"]) * 60
-                + float(agent_line["second"])
+    def _take_agent_report(self, record: LogRecord, report: LauncherReport) -> None:
+        log_line = AGENT_LOG_LINE.match(record.text)
+        line_seconds = record.time_ns / 1e9 if record.time_ns is not None else None
+        if log_line is not None:
+            line_seconds = (
+                int(log_line["hour"]) * 3600
+                + int(log_line["minute"]) * 60
+                + float(log_line["second"])
             )
-        name = (record.label.task, agent_line and agent_line["pid"])
-        agent = self.agents.setdefault(name, _Agent(now))
-        ending = agent.endings[-1] if agent.endings else None
+        agent_key = (record.label.task, log_line and log_line["pid"])
+        agent = self.agents.setdefault(agent_key, _Agent(line_seconds))
+        worker_stop = agent.worker_stops[-1] if agent.worker_stops else None
         is_failure = report.kind is ReportKind.ENDED
-        if ending is None:
-            is_new = True
-        elif ending.has_failed:
-            is_known = bool(record.label.node) or any(part is not None for part in name)
-            is_new = report.kind is not ReportKind.RESTARTED and (
-                agent.has_later_output or is_known
+        if worker_stop is None:
+            is_new_stop = True
+        elif worker_stop.has_failed:
+            is_identified = bool(record.label.node) or any(part is not None for part in agent_key)
+            is_new_stop = report.kind is not ReportKind.RESTARTED and (
+                agent.has_later_output or is_identified
             )
         else:
-            is_slow = (
-                now is None
-                or agent.last is None
-                or _MAX_STOP_SECONDS < (now - agent.last) % _SECONDS_PER_DAY < _SECONDS_PER_DAY / 2
+            is_after_pause = (
+                line_seconds is None
+                or agent.last_seconds is None
+                or _MAX_STOP_SECONDS
+                < (line_seconds - agent.last_seconds) % _SECONDS_PER_DAY
+                < _SECONDS_PER_DAY / 2
             )
-            is_new = (
-                is_slow
-                and report.pid not in ending.pids
-                and (agent.has_later_output or not (is_failure or now is None))
+            is_new_stop = (
+                is_after_pause
+                and report.pid not in worker_stop.pids
+                and (agent.has_later_output or not (is_failure or line_seconds is None))
             )
-        if ending is None or is_new:
-            agent.endings.append(ending := _WorkerStop(record.number, record.number))
-        ending.last, agent.last, self._speaker = record.number, now, agent
-        agent.has_later_output, agent.until, agent.started_over = False, 0, False
-        ending.has_failed |= is_failure
-        ending.pids |= {report.pid} if report.pid is not None else set()
+        if worker_stop is None or is_new_stop:
+            agent.worker_stops.append(worker_stop := _WorkerStop(record.number, record.number))
+        worker_stop.last_line, agent.last_seconds, self._last_agent = (
+            record.number,
+            line_seconds,
+            agent,
+        )
+        agent.has_later_output, agent.later_exception_line, agent.is_followed_by_new_start = (
+            False,
+            0,
+            False,
+        )
+        worker_stop.has_failed |= is_failure
+        worker_stop.pids |= {report.pid} if report.pid is not None else set()
 
     def take(self, record: LogRecord, progress: Progress | None) -> None:
         """Take a line that may begin another job: the first lines of the log come again,
         or an earlier step.
         """
-        agent = self._speaker
-        begins_another = self._begins_another(record, progress)
-        if agent is None or (self.report_ends and self.report_ends[-1] > agent.endings[-1].last):
-            self.begins += (
-                [record.number] if begins_another and len(self.begins) < _MAX_ATTEMPTS * 10 else []
+        agent = self._last_agent
+        begins_another = self._take_possible_begin(record, progress)
+        if agent is None or (
+            self.report_ends and self.report_ends[-1] > agent.worker_stops[-1].last_line
+        ):
+            self.job_begins += (
+                [record.number]
+                if begins_another and len(self.job_begins) < _MAX_ATTEMPTS * 10
+                else []
             )
         elif record.by_torch:
             # no process raises twice without a handler
-            before = agent.endings[-2].last if len(agent.endings) > 1 else 0
-            agent.has_later_output |= (
-                TRACEBACK in record.text and self._raised.get(record.label.rank, 0) > before
+            previous_stop_line = (
+                agent.worker_stops[-2].last_line if len(agent.worker_stops) > 1 else 0
             )
-            agent.until = agent.until or (record.number if agent.has_later_output else 0)
+            agent.has_later_output |= (
+                TRACEBACK in record.text
+                and self._last_raise_lines.get(record.label.rank, 0) > previous_stop_line
+            )
+            agent.later_exception_line = agent.later_exception_line or (
+                record.number if agent.has_later_output else 0
+            )
         else:
             agent.has_later_output |= _FAILURE_OUTPUT.search(record.text) is None
-            agent.started_over |= begins_another
+            agent.is_followed_by_new_start |= begins_another
         if record.by_torch and TRACEBACK in record.text:
-            self._raised[record.label.rank] = record.number
+            self._last_raise_lines[record.label.rank] = record.number
             self._failed_ns = self._failed_ns or record.time_ns or 0
 
-    def _begins_another(self, record: LogRecord, progress: Progress | None) -> bool:
+    def _take_possible_begin(self, record: LogRecord, progress: Progress | None) -> bool:
+        """Take the step or the text of a line; return whether the line begins another attempt."""
         if progress is not None and not record.by_torch:
-            return self._starts_over(record, progress.step)
-        if not self._ended and self._count > _OPENING_LINES and not self._opening:
+            return self._take_step(record, progress.step)
+        if (
+            not self._has_ended
+            and self._opening_line_count > _OPENING_LINES
+            and not self._opening_shapes
+        ):
             return False
         if record.by_torch or _FAILURE_OUTPUT.search(record.text) is not None:
             # what follows may be of the failure
-            self._count += _OPENING_LINES * bool(record.text.strip())
+            self._opening_line_count += _OPENING_LINES * bool(record.text.strip())
             return False
         shape = VARYING_PART.sub("#", record.text.strip())[:200]
-        self._count += 1
-        if self._ended and shape in self._opening:
-            return self._begin(1, {})
-        if self._count <= _OPENING_LINES and not self._ended:
-            self._opening.add(shape)
-        elif not self._ended:
-            self._opening.discard(shape)  # any part of a log may have it
+        self._opening_line_count += 1
+        if self._has_ended and shape in self._opening_shapes:
+            return self._begin_attempt(1, {})
+        if self._opening_line_count <= _OPENING_LINES and not self._has_ended:
+            self._opening_shapes.add(shape)
+        elif not self._has_ended:
+            self._opening_shapes.discard(shape)  # any part of a log may have it
         return False
 
-    def _starts_over(self, record: LogRecord, step: int) -> bool:
-        """Whether a process prints an earlier step than before, below the report of a failure."""
-        last = self._steps.get(record.label, -1)
-        self._steps[record.label] = step
-        if self._failed_ns is None or step >= last:
+    def _take_step(self, record: LogRecord, step: int) -> bool:
+        """Take a process's step; return whether it begins another attempt: below the report of a
+        failure, it's an earlier step than before.
+        """
+        last_step = self._last_steps.get(record.label, -1)
+        self._last_steps[record.label] = step
+        if self._failed_ns is None or step >= last_step:
             return False
         # in a shared stream, a slow process may print an earlier step than its peers
-        is_later = self._was_terminated or (
+        is_after_restart = self._was_terminated or (
             bool(self._failed_ns) and (record.time_ns or 0) - self._failed_ns > _MIN_RESTART_NS
         )
-        return (record.label.is_process or is_later) and self._begin(0, {record.label: step})
+        return (record.label.is_process or is_after_restart) and self._begin_attempt(
+            0, {record.label: step}
+        )
 
-    def _begin(self, count: int, steps: dict[Label, int]) -> bool:
-        self._ended = self._was_terminated = False
-        self._failed_ns, self._count, self._steps = None, count, steps
+    def _begin_attempt(self, opening_line_count: int, steps: dict[Label, int]) -> bool:
+        """Forget what was taken of the previous attempt; return True."""
+        self._has_ended = self._was_terminated = False
+        self._failed_ns, self._opening_line_count, self._last_steps = (
+            None,
+            opening_line_count,
+            steps,
+        )
         return True
 
     def jobs(self) -> list[_Job]:
         """Return the statements of the agents of each job."""
         begins = [
             0,
-            *(begin for begin in self.begins if not self._is_of_another_node(begin)),
+            *(begin for begin in self.job_begins if not self._begins_log_of_another_node(begin)),
             1 << 62,
         ]
         return [
             _Job(
                 begin,
                 [
-                    statements
+                    agent_in_job
                     for agent in self.agents.values()
-                    if (statements := agent.within(begin, end)).endings
+                    if (agent_in_job := agent.cut_to_lines(begin, end)).worker_stops
                 ],
-                [number for number in self.report_ends if begin <= number < end],
+                [line for line in self.report_ends if begin <= line < end],
             )
             for begin, end in itertools.pairwise(begins)
         ]
 
-    def _is_of_another_node(self, begin: int) -> bool:
+    def _begins_log_of_another_node(self, begin: int) -> bool:
         """Whether lines go back in time here: the nodes' logs were put behind one another."""
         agents = self.agents.values()
-        last = max(
-            (one for one in agents if one.endings[-1].last < begin),
-            key=lambda one: one.endings[-1].last,
+        last_agent_above = max(
+            (agent for agent in agents if agent.worker_stops[-1].last_line < begin),
+            key=lambda agent: agent.worker_stops[-1].last_line,
             default=None,
         )
-        return last is not None and any(
-            one.endings[0].first > begin and one.is_earlier(last) for one in agents
+        return last_agent_above is not None and any(
+            agent.worker_stops[0].first_line > begin and agent.began_before_end_of(last_agent_above)
+            for agent in agents
         )
 
 
@@ -396,61 +435,87 @@ class _Job:
     report_ends: list[int]
 
     def __post_init__(self) -> None:
-        self.agents.sort(key=lambda agent: agent.endings[0].first)
+        self.agents.sort(key=lambda agent: agent.worker_stops[0].first_line)
 
     @property
-    def rounds(self) -> int:
+    def round_count(self) -> int:
         """Number of rounds that ended."""
-        return max((len(agent.endings) for agent in self.agents), default=0)
+        return max((len(agent.worker_stops) for agent in self.agents), default=0)
 
-    def has_later_output(self, rounds: int) -> bool:
+    def has_later_output(self, round_count: int) -> bool:
         """Whether anything was printed after this number of rounds."""
-        last = [agent for agent in self.agents if len(agent.endings) == rounds]
-        return any(agent.has_later_output for agent in (last[-1:] if self._is_merged else last))
+        last_agents = [agent for agent in self.agents if len(agent.worker_stops) == round_count]
+        return any(
+            agent.has_later_output
+            for agent in (last_agents[-1:] if self._is_interleaved else last_agents)
+        )
 
     @property
-    def _is_merged(self) -> bool:
+    def _is_interleaved(self) -> bool:
         """Whether lines of several agents are in the order of time, and not behind one another."""
-        ends = self._ends()
-        first = [
-            min(a.endings[at].first for a in self.agents if len(a.endings) > at)
-            for at in range(self.rounds)
+        round_ends = self._find_round_ends()
+        round_starts = [
+            min(
+                agent.worker_stops[round_index].first_line
+                for agent in self.agents
+                if len(agent.worker_stops) > round_index
+            )
+            for round_index in range(self.round_count)
         ]
         is_backwards = any(
-            after.is_earlier(before) for before, after in itertools.pairwise(self.agents)
+            agent.began_before_end_of(previous_agent)
+            for previous_agent, agent in itertools.pairwise(self.agents)
         )
-        is_backwards |= any(agent.started_over for agent in self.agents[:-1])
-        spans = [(agent.endings[0].first, agent.endings[-1].last) for agent in self.agents]
-        is_apart = all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))
-        is_in_turn = all(end < begin for end, begin in zip(ends, first[1:], strict=False))
-        return not is_apart or (is_in_turn and not is_backwards)
+        is_backwards |= any(agent.is_followed_by_new_start for agent in self.agents[:-1])
+        spans = [
+            (agent.worker_stops[0].first_line, agent.worker_stops[-1].last_line)
+            for agent in self.agents
+        ]
+        are_agents_apart = all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))
+        are_rounds_apart = all(
+            end < begin for end, begin in zip(round_ends, round_starts[1:], strict=False)
+        )
+        return not are_agents_apart or (are_rounds_apart and not is_backwards)
 
-    def _ends(self) -> list[int]:
+    def _find_round_ends(self) -> list[int]:
         """Return the line in which each round ends:
         workers start when all agents have ended those before.
         """
         return [
-            max(a.endings[at].last for a in self.agents if len(a.endings) > at)
-            for at in range(self.rounds)
+            max(
+                agent.worker_stops[round_index].last_line
+                for agent in self.agents
+                if len(agent.worker_stops) > round_index
+            )
+            for round_index in range(self.round_count)
         ]
 
-    def begins(self, rounds: int) -> Iterator[tuple[int, int]]:
+    def find_begins(self, round_count: int) -> Iterator[tuple[int, int]]:
         """Yield the first line and the number of each round that the job had."""
         yield self.begin, 0
-        if self._is_merged:
-            yield from ((end + 1, at) for at, end in enumerate(self._ends(), 1) if at < rounds)
-            return
-        for before, agent in zip([None, *self.agents], self.agents, strict=False):
-            if before is not None:
-                last = before.endings[-1].last
-                ends = [
-                    number + 1
-                    for number in self.report_ends
-                    if last < number < agent.endings[0].first
-                ]
-                yield max(ends, default=before.until or last + 1), 0
+        if self._is_interleaved:
             yield from (
-                (ending.last + 1, at) for at, ending in enumerate(agent.endings, 1) if at < rounds
+                (end + 1, round_number)
+                for round_number, end in enumerate(self._find_round_ends(), 1)
+                if round_number < round_count
+            )
+            return
+        for previous_agent, agent in zip([None, *self.agents], self.agents, strict=False):
+            if previous_agent is not None:
+                last_line = previous_agent.worker_stops[-1].last_line
+                report_ends = [
+                    line + 1
+                    for line in self.report_ends
+                    if last_line < line < agent.worker_stops[0].first_line
+                ]
+                yield (
+                    max(report_ends, default=previous_agent.later_exception_line or last_line + 1),
+                    0,
+                )
+            yield from (
+                (worker_stop.last_line + 1, round_number)
+                for round_number, worker_stop in enumerate(agent.worker_stops, 1)
+                if round_number < round_count
             )
 
 
@@ -459,33 +524,44 @@ class AttemptIndex:
 
     def __init__(self, marks_by_node: Mapping[Where, AttemptMarks]) -> None:
         self._marks_by_node = marks_by_node
-        jobs = {where: marks.jobs() for where, marks in marks_by_node.items()}
-        self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs}
-        for number in range(max(map(len, jobs.values()), default=0)):
-            here = {
-                where: of_node[number] for where, of_node in jobs.items() if len(of_node) > number
+        jobs_by_node = {where: marks.jobs() for where, marks in marks_by_node.items()}
+        self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs_by_node}
+        for job_number in range(max(map(len, jobs_by_node.values()), default=0)):
+            current_jobs = {
+                where: node_jobs[job_number]
+                for where, node_jobs in jobs_by_node.items()
+                if len(node_jobs) > job_number
             }
-            rounds = max(job.rounds for job in here.values())
-            if not any(job.report_ends for job in here.values()):
-                rounds += any(job.has_later_output(rounds) for job in here.values())
-            for where, job in here.items():
-                self._begins[where] += [(line, (number, at)) for line, at in job.begins(rounds)]
+            round_count = max(job.round_count for job in current_jobs.values())
+            if not any(job.report_ends for job in current_jobs.values()):
+                round_count += any(
+                    job.has_later_output(round_count) for job in current_jobs.values()
+                )
+            for where, job in current_jobs.items():
+                self._begins[where] += [
+                    (line, (job_number, round_number))
+                    for line, round_number in job.find_begins(round_count)
+                ]
         keys = sorted({key for begins in self._begins.values() for _, key in begins})
         self.count = max(min(len(keys), _MAX_ATTEMPTS), 1)
-        self._numbers = {
-            key: max(number + self.count - len(keys), 0) for number, key in enumerate(keys)
+        self._attempt_numbers = {
+            key: max(index + self.count - len(keys), 0) for index, key in enumerate(keys)
         }
 
-    def drop_starts(self, numbers: Iterable[int]) -> bool:
+    def drop_starts(self, attempt_numbers: Iterable[int]) -> bool:
         """Drop the starts of jobs with which attempts of these numbers begin;
         return whether there were any.
         """
-        keys = {key for key, number in self._numbers.items() if number in numbers and key[1] == 0}
+        keys = {
+            key
+            for key, attempt_number in self._attempt_numbers.items()
+            if attempt_number in attempt_numbers and key[1] == 0
+        }
         # no agent's round has ended in it
-        keys = {(job, 0) for job, _ in keys if (job, 1) not in self._numbers}
+        keys = {(job, 0) for job, _ in keys if (job, 1) not in self._attempt_numbers}
         is_changed = False
         for where, begins in self._begins.items():
-            is_changed |= self._marks_by_node[where].drop_begins(
+            is_changed |= self._marks_by_node[where].drop_job_begins(
                 {line for line, key in begins if key in keys}
             )
         return is_changed
@@ -494,4 +570,4 @@ class AttemptIndex:
         """Return the number of a line's attempt."""
         # tasks without a node are reported together
         begins = self._begins.get(where) or self._begins[where[0], ""]
-        return self._numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]
+        return self._attempt_numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]

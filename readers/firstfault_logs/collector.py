@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempt_logs import Attempt, Stream
-from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, progress_in
+from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, find_progress
 from firstfault_logs.boxes import Boxes
 from firstfault_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault_logs.framing.exports import FrameIndenter, read_export
@@ -80,14 +80,14 @@ class LogCollector:
     """Whether it needs the lines of blocks without a failure, too."""
 
     def __init__(self) -> None:
-        self.lines = 0
+        self.line_count = 0
         self.notes: list[str] = []
         self.first_texts: dict[str, str] = {}
         """By file, its first line that isn't empty."""
         self._first_times: dict[str, int] = {}
         self._last_times: dict[str, int] = {}
         """By file, the times of the first and the last line that has one."""
-        self._labels: dict[str, Label] = {}
+        self._header_labels: dict[str, Label] = {}
         """By file, the label in its last header."""
         self._indenter = FrameIndenter()
         self._prefixed_tracebacks = PrefixedTracebacks()
@@ -110,26 +110,28 @@ class LogCollector:
         lines, is_reversed = read_export(lines)
         if is_reversed:
             self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
-        pending, everything = read_ahead(lines, _LINES_READ_AHEAD)
+        pending, remaining_lines = read_ahead(lines, _LINES_READ_AHEAD)
         self._all.size.vague_names.add(label.node)
         if label.node_index is not None:
             self._all.size.files_of_nodes.add(label.node)
         for commands_left in range(_MAX_COMMANDS, -1, -1):
             # each command may put other prefixes before its lines
             is_command = _SHELL_COMMAND.match
-            later_commands = (at for at, (_, line) in enumerate(pending) if at and is_command(line))
+            later_commands = (
+                index for index, (_, line) in enumerate(pending) if index and is_command(line)
+            )
             prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
-            everything = self._read_command(
-                everything,
+            remaining_lines = self._read_command(
+                remaining_lines,
                 file,
                 label,
                 prefixes,
                 is_last=commands_left == 0,
             )
             self._all.size.vague_names.update(
-                *(one.learned_names for one in (prefixes, prefixes.inner) if one)
+                *(parser.learned_names for parser in (prefixes, prefixes.inner) if parser)
             )
-            pending, everything = read_ahead(everything, _LINES_READ_AHEAD)
+            pending, remaining_lines = read_ahead(remaining_lines, _LINES_READ_AHEAD)
             if not pending:
                 return
 
@@ -143,18 +145,18 @@ class LogCollector:
         is_last: bool,
     ) -> Iterator[NumberedLine]:
         """Take the lines up to the next shell command; return that command and all lines below."""
-        for at, (number, line) in enumerate(lines):
-            self.lines += 1
+        for index, (number, line) in enumerate(lines):
+            self.line_count += 1
             if not is_last and "$" in line[:100] and _SHELL_COMMAND.match(line):
-                if at:
+                if index:
                     return itertools.chain([(number, line)], lines)
                 self._take(file, LogRecord(number, line, label, None))
                 continue
             if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
-                self._labels[file] = get_file_label(header["path"])
-                self._all.size.vague_names.add(self._labels[file].node)
+                self._header_labels[file] = get_file_label(header["path"])
+                self._all.size.vague_names.add(self._header_labels[file].node)
                 continue
-            for record in prefixes.parse(number, line, self._labels.get(file, label)):
+            for record in prefixes.parse(number, line, self._header_labels.get(file, label)):
                 for whole in self._broken_lines.join(record):
                     self._take(file, whole)
         for record in self._broken_lines.flush():
@@ -165,13 +167,13 @@ class LogCollector:
         """Return when the files with steps of a training were written,
         as far as their lines have times.
         """
-        of_training = {
+        training_files = {
             stream.file for stream in self._all.streams.values() if stream.progress is not None
         }
         return {
-            file: TimeSpan(first, self._last_times[file])
-            for file, first in self._first_times.items()
-            if file in of_training
+            file: TimeSpan(first_time, self._last_times[file])
+            for file, first_time in self._first_times.items()
+            if file in training_files
         }
 
     def find_last_texts(self) -> Iterator[str]:
@@ -184,22 +186,24 @@ class LogCollector:
                 last[stream.file] = stream.tail[-1]
         return (record.text for record in last.values())
 
-    def attempts(self, find_empty: Callable[[Sequence[Attempt]], list[int]]) -> list[Attempt]:
+    def attempts(
+        self, find_tails_of_previous: Callable[[Sequence[Attempt]], list[int]]
+    ) -> list[Attempt]:
         """Return the attempts in the logs, in order.
 
         Args:
-            find_empty: returns the indices of attempts that are only the end of the previous
-                attempt.
+            find_tails_of_previous: returns the indices of attempts that are only the end of the
+                previous attempt.
         """
         everything = self._all
         everything.entries = [
-            (*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries
+            (*place, entry) for place, boxes in self._boxes.items() for entry in boxes.entries
         ]
         index = AttemptIndex(self._marks_by_node)
         attempts = self._split(index)
         # dropping starts shifts the numbers of later ones, so each pass drops only those that it
         # has looked at
-        while (empty := find_empty(attempts)) and index.drop_starts(empty):
+        while (tails := find_tails_of_previous(attempts)) and index.drop_starts(tails):
             index = AttemptIndex(self._marks_by_node)
             attempts = self._split(index)
         return attempts
@@ -212,8 +216,8 @@ class LogCollector:
             replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)
         ]
         for key, stream in everything.streams.items():
-            for number, part in stream.split_by_attempt(index).items():
-                attempts[number].streams[key] = part
+            for attempt_number, part in stream.split_by_attempt(index).items():
+                attempts[attempt_number].streams[key] = part
         for file, node, report in everything.reports:
             attempts[index.find_attempt((file, node), report.number)].reports.append(
                 (file, node, report)
@@ -242,12 +246,12 @@ class LogCollector:
             everything.is_torchrun = True
             everything.tasks_are_nodes |= label.task is not None
         if boxes.ended:
-            marks.take_box(record.number, boxes.first_rank)
+            marks.take_report_box(record.number, boxes.first_rank)
             boxes.ended = False
         if is_boxed or not text.strip():
             return
-        self._note_place_and_time(file, record)
-        progress = progress_in(record)
+        self._note_opening_and_time(file, record)
+        progress = find_progress(record)
         is_report = self._statements.take(record, where, marks)
         if not is_report:
             marks.take(record, progress)
@@ -271,7 +275,7 @@ class LogCollector:
                 progress,
             )
 
-    def _note_place_and_time(self, file: str, record: LogRecord) -> None:
+    def _note_opening_and_time(self, file: str, record: LogRecord) -> None:
         self.first_texts.setdefault(file, record.text)
         opening = self._all.openings.setdefault(file, [])
         if len(opening) < _MAX_OPENING_LINES and len(record.text) < _MAX_OPENING_CHARS:
@@ -283,6 +287,6 @@ class LogCollector:
     def _start_job(self, file: str, number: int) -> None:
         """Begin another job: somebody typed the command that starts one."""
         self._job_starts[file].append(number)
-        for (of_file, _), marks in self._marks_by_node.items():
-            if of_file == file:
+        for (marks_file, _), marks in self._marks_by_node.items():
+            if marks_file == file:
                 marks.start_job(number)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.utils.text import one_line
-from firstfault_logs.attempts import progress_in
+from firstfault_logs.attempts import find_progress
 from firstfault_logs.completion.noise import drop_ignored_exceptions, find_doubts
 from firstfault_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
 from firstfault_logs.completion.words import JOB_FAILED, JOB_SUCCEEDED, is_success_report
@@ -52,7 +52,7 @@ def has_final_success(
             return False
         # steps below all failures: a training needs all its ranks, so it was restarted
         has_resumed = (
-            sum(progress_in(record) is not None for record in later[: proofs[-1]])
+            sum(find_progress(record) is not None for record in later[: proofs[-1]])
             >= MIN_STEPS_RESUMED
         )
         last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}

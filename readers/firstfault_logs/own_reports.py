@@ -19,7 +19,7 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.attempts import is_substantial, progress_in
+from firstfault_logs.attempts import find_progress, shows_life
 from firstfault_logs.completion.noise import (
     HANDLED_ERROR,
     SHUTDOWN_NOISE,
@@ -67,7 +67,7 @@ class OwnReport(NamedTuple):
 
 def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnReport:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
-    own = redact("\n".join(record.text for record in by_torch))
+    torch_text = redact("\n".join(record.text for record in by_torch))
     lines = [
         record
         for record in by_torch
@@ -77,14 +77,12 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     # handled the exception
     if (
         not lines
-        or sum(
-            map(is_substantial, (record for record in by_torch if record.number > lines[-1].number))
-        )
+        or sum(map(shows_life, (record for record in by_torch if record.number > lines[-1].number)))
         > _LINES_AFTER_ERROR
     ):
         return OwnReport()
-    printed = find_printed_exception(own) or (
-        find_printed_exception(redact(text)) if TRACEBACK in own else None
+    printed = find_printed_exception(torch_text) or (
+        find_printed_exception(redact(text)) if TRACEBACK in torch_text else None
     )
     raised = printed.exception if printed is not None else None
     if raised is None and (named := EXCEPTION_LINE.match(lines[-1].text)):
@@ -140,7 +138,7 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         return cut_off
     if report := _find_swallowed_error(lines) or _find_exception_line(lines):
         return report
-    steps = [at for at, record in enumerate(end, 1) if progress_in(record) is not None]
+    steps = [at for at, record in enumerate(end, 1) if find_progress(record) is not None]
     # a process that printed a step after an error had handled it
     end = end[steps[-1] if steps else 0 :]
     if not end:
@@ -162,7 +160,7 @@ _STALL_REPORT = LazyPattern(r"waiting[ ]for[ ](?:the[ ])?remainder[ ]of[ ]ranks"
 
 def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
     """Return the last lines about a wait; of a report that lists the missing ranks, all lines."""
-    begins = (at for at, record in enumerate(waits) if _STALL_REPORT.search(record.text))
+    begins = (index for index, record in enumerate(waits) if _STALL_REPORT.search(record.text))
     begin = max(begins, default=None)
     return waits[-_LINES_AFTER_ERROR:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
 
@@ -249,18 +247,18 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
         (record.text.strip() for record in below if record.number > frames[-1].number), ""
     )
     frame = FRAME_LINE.match(frames[-1].text)
-    where = (
+    position = (
         f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}"
         if frame
         else ""
     )
-    text = redact(f"the log ends inside a traceback, at {where}: {source}")
+    text = redact(f"the log ends inside a traceback, at {position}: {source}")
     return OwnReport(None, text, lines=(lines[begin or 0].number, lines[-1].number))
 
 
 def _shows_handling(record: LogRecord) -> bool:
     """Whether a line after an error shows that its process handled it."""
-    is_handled = HANDLED_ERROR.search(record.text) or progress_in(record)
+    is_handled = HANDLED_ERROR.search(record.text) or find_progress(record)
     return is_handled is not None or is_success_report(record.text)
 
 

@@ -241,8 +241,10 @@ class Processes:
         return node
 
     def _take_entry(self, entry: Entry, file: str, node: str) -> None:
-        where = self.resolve_node(node) or entry.host
-        process = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
+        node_name = self.resolve_node(node) or entry.host
+        process = self.find(
+            rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=node_name
+        )
         process.host = process.host or entry.host
         process.exit_code, process.signal = entry.exit_code, entry.signal
         process.time_ns = process.time_ns or parse_time_ns(entry.time.replace("_", "T"))

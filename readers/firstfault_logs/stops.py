@@ -82,7 +82,9 @@ def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
     ended = [report for _, _, report in attempt.reports if report.kind is ReportKind.ENDED]
     first = next((report for report in ended if report.ranks or report.tasks), None)
     killed = [
-        one for one in processes.all if one.signal in {"SIGKILL", "SIGABRT"} and not one.is_oom
+        process
+        for process in processes.all
+        if process.signal in {"SIGKILL", "SIGABRT"} and not process.is_oom
     ]
     has_crashed = first is not None and first.signal not in {"", "SIGABRT", "SIGKILL", "SIGTERM"}
     for process in killed if has_crashed and len(killed) > 1 and not attempt.is_torchrun else ():
@@ -140,11 +142,15 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
             lists[file, node, agent].failed.add(report.pid)
     workers = attempt.size.workers_per_node
     for (file, _, _), listed in lists.items():
-        failed = [one for one in processes.all if one.pid in listed.failed and one.rank is not None]
+        failed = [
+            process
+            for process in processes.all
+            if process.pid in listed.failed and process.rank is not None
+        ]
         firsts = {
-            one.rank - one.local_rank
-            for one in failed
-            if one.rank is not None and one.local_rank is not None
+            process.rank - process.local_rank
+            for process in failed
+            if process.rank is not None and process.local_rank is not None
         }
         stopped = listed.stopped.keys() - listed.failed
         if (
@@ -153,7 +159,9 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
             or len(failed) + len(stopped) != workers
         ):
             continue
-        ranks = set(range(min(firsts), min(firsts) + workers)) - {one.rank for one in failed}
+        ranks = set(range(min(firsts), min(firsts) + workers)) - {
+            process.rank for process in failed
+        }
         for rank in sorted(ranks):
             process = processes.find(rank=rank, node=failed[0].node)
             if not process.has_failed and not process.has_ended:
@@ -203,16 +211,20 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
         if report.kind is not ReportKind.GPU or report.xid not in _HARDWARE_XIDS:
             continue
         failed = [process for process in processes.all if process.has_failed]
-        here = [process for process in failed if process.may_be_on(report.node or node)]
+        failed_on_node = [process for process in failed if process.may_be_on(report.node or node)]
         named = [
-            process for process in here if report.pid is not None and process.pid == report.pid
+            process
+            for process in failed_on_node
+            if report.pid is not None and process.pid == report.pid
         ]
         # a kernel's log has the name of the machine, and the program's log may have the pod's
         is_of_gpu = _GPU_ERROR.search
         on_gpu = [
-            one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)
+            process
+            for process in failed_on_node or failed
+            if is_of_gpu(process.raised_text or process.own_error or process.text)
         ]
-        candidates = named or on_gpu or here
+        candidates = named or on_gpu or failed_on_node
         for process in candidates if len(candidates) == 1 else ():
             process.hardware_error = f"Xid {report.xid}, {_HARDWARE_XIDS[report.xid]}"
             process.node = process.node or report.node or node
@@ -223,7 +235,7 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
     """Mark the processes that didn't fail as stopped, and add the ranks that printed nothing;
     a few are suspects.
     """
-    known = set(map(id, failed))
+    explained_ids = set(map(id, failed))
     stops = {ReportKind.STOPPED, ReportKind.REST_STOPPED}
     has_stopped = bool(attempt.entries) or any(
         report.kind in stops for _, _, report in attempt.reports
@@ -246,7 +258,7 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
             and not is_explained
             and len(silent) <= _MAX_SILENT_SUSPECTS
         )
-        known |= set(map(id, silent)) if is_suspect else set()
+        explained_ids |= set(map(id, silent)) if is_suspect else set()
     stopped_on = {
         processes.resolve_node(report.node or node)
         for _, node, report in attempt.reports
@@ -257,16 +269,16 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports
     )
     stopped_all |= has_stopped and _is_on_one_node(attempt, processes)
-    lost = {report.node for _, _, report in attempt.reports if report.kind is ReportKind.LOST}
+    lost_nodes = {report.node for _, _, report in attempt.reports if report.kind is ReportKind.LOST}
     for process in processes.all:
-        if id(process) in known or process.stopped or process.exit_code == 0:
+        if id(process) in explained_ids or process.stopped or process.exit_code == 0:
             continue
         if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
             process.stopped = LAST_LINES_OF_SUCCESS
         else:
             # a launcher can end nothing on a lost node, and which ranks were there may not be in
             # the log
-            is_reachable = not lost or (bool(process.node) and process.node not in lost)
+            is_reachable = not lost_nodes or (bool(process.node) and process.node not in lost_nodes)
             is_known = is_reachable and (stopped_all or process.node in stopped_on - {""})
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
             if is_known:

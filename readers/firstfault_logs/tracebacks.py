@@ -136,10 +136,10 @@ class Traceback:
 def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
     """Return what is equal for the same fault of several processes: type, message, and place."""
     frame = exception.frames[-1] if exception.frames else None
-    at = f"{frame.file}:{frame.line}" if frame else ""
+    position = f"{frame.file}:{frame.line}" if frame else ""
     # a line below the first one may be the program's next output
     first_line = exception.message.partition("\n")[0]
-    return exception.type, normalize_message(first_line), at
+    return exception.type, normalize_message(first_line), position
 
 
 def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
@@ -189,14 +189,19 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             continue
         # a line without a level or a date may belong to the exception's message, or be the
         # program's next output
-        more = printed.exception.message.splitlines()[1:]
-        more = more[
+        message_rest = printed.exception.message.splitlines()[1:]
+        message_rest = message_rest[
             next(
-                (at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)
+                (
+                    index
+                    for index, line in enumerate(message_rest)
+                    if line and not line[0].isspace()
+                ),
+                len(message_rest),
             ) :
         ]
-        later = [line for line in (*more, *printed.after) if line.strip()]
-        own = lines[: len(lines) - len(printed.after)]
+        later = [line for line in (*message_rest, *printed.after) if line.strip()]
+        traceback_lines = lines[: len(lines) - len(printed.after)]
         below = [record.text for record in stream.tail if record.number > lines[-1].number]
         later_lines = sum(
             not (is_noise(line) or is_crash_report(line)) for line in (*later, *below)
@@ -210,9 +215,12 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
         )
         yield Traceback(
             printed.exception,
-            "\n".join(record.text for record in own),
+            "\n".join(record.text for record in traceback_lines),
             stream,
-            (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
+            (
+                lines[0].number,
+                traceback_lines[max(len(traceback_lines) - len(message_rest) - 1, 0)].number,
+            ),
             later_lines,
             is_handled=(
                 not is_uncaught and later_lines > 0 and any(map(HANDLED_ERROR.search, around))
@@ -310,11 +318,14 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
         if last and last["type"].rpartition(".")[2] not in _LAUNCHER_EXCEPTIONS
     ]
     if len({last[0] for last in last_lines}) != 1:
-        where = f"lines {lines[0]} to {lines[1]}"
+        place = f"lines {lines[0]} to {lines[1]}"
         return (
             tracebacks,
-            f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them",
+            f"tracebacks of several processes are mixed in {place}: no prefix distinguishes them",
         )
     exception = ExceptionInfo(last_lines[0]["type"], redact(last_lines[0]["message"] or ""))
-    same = Traceback(exception, format_exception(exception), stream, lines)
-    return [*(one for one in tracebacks if not one.is_mixed), same], ""
+    shared_traceback = Traceback(exception, format_exception(exception), stream, lines)
+    return [
+        *(traceback for traceback in tracebacks if not traceback.is_mixed),
+        shared_traceback,
+    ], ""

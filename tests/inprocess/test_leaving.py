@@ -220,4 +220,4 @@ def test_a_process_that_ended_before_it_was_looked_up() -> None:
     """
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    assert DetachedProcess(ended.pid).has_died(0.01)
+    assert DetachedProcess(ended.pid).await_death(0.01)

@@ -150,7 +150,7 @@ def test_a_number_that_is_used_again() -> None:
     with subprocess.Popen(["sleep", "100"]) as other:
         started = read_start_time(other.pid)
         meant = DetachedProcess(other.pid, started - 1)
-        assert meant.has_died(0)
+        assert meant.await_death(0)
         meant.send(signal.SIGKILL)
         assert other.poll() is None
         DetachedProcess(other.pid, started).send(signal.SIGKILL)
@@ -165,8 +165,8 @@ def test_a_process_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         try:
-            assert not process.has_died(0.01)
+            assert not process.await_death(0.01)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         process.send(signal.SIGKILL)
-        assert process.has_died(SOON_S)
+        assert process.await_death(SOON_S)

@@ -14,7 +14,12 @@ import pytest
 
 from firstfault.cli import EXIT
 from firstfault.layout import RUN_MARK
-from firstfault.run_folder import begin_run, make_fallback_folder, may_go_on, read_working_folders
+from firstfault.run_folder import (
+    begin_run,
+    make_fallback_folder,
+    may_be_active,
+    read_working_folders,
+)
 from firstfault.testing import make_error
 from firstfault_logs.framing.lines import files_below
 from tests.readers.commands import Ran
@@ -53,7 +58,7 @@ def test_a_run_of_another_folder_is_never_shown(
     monkeypatch.chdir(tmp_path / "elsewhere")
     foreign = _record(attempt, make_fallback_folder() / "foreign")
     assert read_working_folders(foreign) == [str(tmp_path / "elsewhere")]
-    assert not may_go_on(foreign)
+    assert not may_be_active(foreign)
     shown = run("show", "--last", "--json")
     assert json.loads(shown.out)["uri"] == f"{foreign}/0"
     assert shown.err == f"firstfault: from {foreign}, started in {tmp_path / 'elsewhere'}\n"

@@ -163,7 +163,9 @@ def test_what_a_stop_has_ended(
     """
     death = _death(1, exit_code)
     assert (
-        WorkerStop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death)
+        WorkerStop(STOPPED, death.monotonic_ns - after_ns, failed_first=frozenset(first)).ended(
+            death
+        )
         is by_us
     )
 

@@ -402,9 +402,11 @@ def test_asked_while_another_exception_is_recorded(
     """
     handled = ValueError("handled")
     newer = ValueError("newer")
-    documents.in_flight.seen(handled)
+    documents.in_flight.record_seen(handled)
     # between the look at the main thread, which finds nothing in flight, and the withdrawal
-    monkeypatch.setattr(in_flight, "handled_exception", lambda _: documents.in_flight.seen(newer))
+    monkeypatch.setattr(
+        in_flight, "handled_exception", lambda _: documents.in_flight.record_seen(newer)
+    )
     documents.in_flight.ask()
     assert (documents.recorded, documents.withdrawn) == ([handled, newer], [handled])
 
@@ -569,8 +571,8 @@ def test_an_exception_on_its_way_out(call: Callable[[], None], function: str) ->
         call()
     (found,) = _seen
     assert (found.raised_at.file, found.raised_at.function) == (__file__, function)
-    assert found.is_of(caught.value)
-    assert not found.is_of(ValueError("another"))
+    assert found.matches(caught.value)
+    assert not found.matches(ValueError("another"))
 
 
 def _ends() -> None:

@@ -300,7 +300,7 @@ def test_a_program_that_exits_while_a_peer_fails(
         assert _exit_codes(processes)[0] == exit_code
         (exiting_ns,) = local.find_failure_times().values()
         assert began < exiting_ns < local.stopped.began_ns
-        assert (0 in local.stopped.first) == (exit_code == 7)
+        assert (0 in local.stopped.failed_first) == (exit_code == 7)
         local.stop_watching()
         local.close()
 
@@ -329,7 +329,7 @@ def test_a_worker_in_a_finaliser(
         lambda: None,
     )
     local._context = SimpleNamespace(_pc=SimpleNamespace(processes=start(_plain)))
-    local._await_raised = lambda ranks: frozenset(awaited.append(ranks) or ())
+    local._await_reports_of_raising = lambda ranks: frozenset(awaited.append(ranks) or ())
 
     local.stop("another worker of this node had failed")
 
@@ -680,7 +680,7 @@ def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, spool: Pat
     stop = WorkerStop(
         "another worker of this node had failed",
         now - 1 if later else now + 1,
-        first=frozenset({0}),
+        failed_first=frozenset({0}),
     )
     _report(prefix, spool, WorkerExit(1, 123, 0, time.time_ns(), now + 2), stop)
     sent = [bool(failure.sent_signals) for failure in prefix.failures()]
@@ -729,7 +729,7 @@ def test_a_failure_of_a_program_that_exits_with_0(
     local._watch = ExitWatch(processes)
     assert _exit_codes(processes) == [0, 0]
     wait_until(lambda: len(local._watch.ended()) == len(processes) if local._watch else False)
-    assert local.has_late_report()
+    assert local.has_failure_after_clean_exit()
     assert [death.local_rank for death in local.get_exits()] == [1]
     local._watch.stop()
     local.close()

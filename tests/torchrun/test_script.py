@@ -20,8 +20,8 @@ from firstfault_torch.torchrun import script
 
 def tell(error, **_):
     os.write(1, pickle.dumps(capture(error)))
-
-script._monitor = lambda: Space(node_context=Space(upload_deadline_seconds=20), exits=tell, in_flight=Space(left=None))
+context = Space(upload_deadline_seconds=20)
+script._monitor = lambda: Space(node_context=context, exits=tell, in_flight=Space(escaped_error=None))
 shown = repr(exit)
 script.begin()
 assert (pickle.loads(pickle.dumps(sys.exit)), repr(exit)) == (sys.exit, shown)

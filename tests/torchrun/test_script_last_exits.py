@@ -19,7 +19,7 @@ def report(error, is_kept, is_announced):
 script._monitor = lambda: Space(
     node_context=Space(upload_deadline_seconds=20),
     exits=report,
-    in_flight=Space(left=None),
+    in_flight=Space(escaped_error=None),
     finishes=lambda: os.write(1, b"finished: "),
 )
 script.begin()

@@ -128,7 +128,7 @@ class MonitorProcess:
         self._store_calls.forget()
         self._heartbeats.forget()
         monitor = DetachedProcess(self._progress.monitor, self._progress.monitor_started)
-        while not monitor.has_died(time_limits.MONITOR_LINGER_SECONDS):
+        while not monitor.await_death(time_limits.MONITOR_LINGER_SECONDS):
             pass
         monitor.close()
         if self._progress.phase == RankPhase.CLOSED:
@@ -141,7 +141,7 @@ class MonitorProcess:
         """Watch until the worker's call is over."""
         interval = self._options.seconds("monitor_process_interval")
         began = time.monotonic()
-        while not self._process.has_died(interval):
+        while not self._process.await_death(interval):
             # `close` sets this just before it kills this process: no look may report or kill a
             # worker with a finished call.
             if self._progress.phase == RankPhase.CLOSED:
@@ -205,9 +205,9 @@ class MonitorProcess:
         # A stopped process handles SIGTERM only after SIGCONT; SIGKILL ends it in any case.
         self._process.send(signal.SIGCONT)
         self._process.send(signal.SIGTERM)
-        if not self._process.has_died(self._options.seconds("termination_grace_time")):
+        if not self._process.await_death(self._options.seconds("termination_grace_time")):
             self._process.send(signal.SIGKILL)
-            self._process.has_died(time_limits.MONITOR_LINGER_SECONDS)
+            self._process.await_death(time_limits.MONITOR_LINGER_SECONDS)
 
     def _report_death(self) -> None:
         """Report the worker's death in the iteration in which its peers can still act on it."""

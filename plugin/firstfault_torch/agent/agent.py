@@ -204,7 +204,9 @@ class ReportingAgent(LocalElasticAgent):
         if result.state is WorkerState.SUCCEEDED:
             with suppress_internal_errors_in_main("looking for failures of workers that ended"):
                 # All have exited with 0, perhaps before the report of one was read.
-                if node.workers.has_late_report() and (failed := node.handle_failures()):
+                if node.workers.has_failure_after_clean_exit() and (
+                    failed := node.handle_failures()
+                ):
                     result = self._failed_result(failed)
         if result.state in _FAILED:
             with suppress_internal_errors_in_main("reporting a failure"):
@@ -334,7 +336,7 @@ class ReportingAgent(LocalElasticAgent):
         sibling; or none, while a child of the dead process keeps its sentinel open.
         """
         files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
-        reported = stopped.first if stopped is not None else frozenset()
+        reported = stopped.failed_first if stopped is not None else frozenset()
         # Not simply the earliest death: a rank that raised, or called `sys.exit`, may be in its
         # teardown for seconds, and die after the siblings that failed because of it.
         began = self.node.workers.find_failure_times()

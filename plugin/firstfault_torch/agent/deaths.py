@@ -104,7 +104,7 @@ class WorkerStop:
     """By the monotonic clock."""
     sent: str = "SIGTERM"
     """The signal."""
-    first: frozenset[int] = frozenset()
+    failed_first: frozenset[int] = frozenset()
     """Local ranks of the workers that failed first; the agent stopped all others because of them.
     """
     caused_by: model.CausedBy | None = None
@@ -114,7 +114,7 @@ class WorkerStop:
     """When the agent began to send SIGKILL, or None. An earlier SIGKILL isn't the agent's."""
 
     def ended(self, worker_exit: WorkerExit) -> bool:
-        """Whether this stop ended a worker; never one of `first`,
+        """Whether this stop ended a worker; never one of `failed_first`,
         even if it died after the stop began.
 
         A stopped process may also exit on its own, or crash in its clean-up.
@@ -126,7 +126,7 @@ class WorkerStop:
             by_us = worker_exit.monotonic_ns >= self.killed_ns
         return (
             by_us
-            and worker_exit.local_rank not in self.first
+            and worker_exit.local_rank not in self.failed_first
             and worker_exit.monotonic_ns >= self.began_ns
         )
 

@@ -221,7 +221,7 @@ class LocalWorkers:
         return self._watch is not None
 
     @property
-    def number(self) -> int:
+    def count(self) -> int:
         """How many workers this round has on this node."""
         return len(worker_processes(self._context))
 
@@ -254,7 +254,7 @@ class LocalWorkers:
             if pids.get(rank) == report["pid"] and report["monotonic_ns"] < before_ns
         }
 
-    def has_late_report(self) -> bool:
+    def has_failure_after_clean_exit(self) -> bool:
         """Whether a program that has exited with 0 had reported a failure, perhaps unread so far.
 
         Flyte 2's ``a0`` does so after an error outside of its task function.
@@ -353,13 +353,15 @@ class LocalWorkers:
         rank = worker_exit.local_rank
         # Asks no worker: it reads the last answer of the round, such as the one to
         # `_ask_before_abort`.
-        answers = self._channel.get_states() if self._channel is not None else {}
-        seen = (
-            WorkerSnapshot("", *from_message(answers[rank]), handled_from_message(answers[rank]))
-            if rank in answers
+        states = self._channel.get_states() if self._channel is not None else {}
+        last_state = (
+            WorkerSnapshot("", *from_message(states[rank]), handled_from_message(states[rank]))
+            if rank in states
             else None
         )
-        self._reporter.document(worker_exit, self.stopped, expiry=self.expired.get(rank), seen=seen)
+        self._reporter.document(
+            worker_exit, self.stopped, expiry=self.expired.get(rank), seen=last_state
+        )
 
     def _ask_before_abort(self, local_rank: int) -> None:
         """Ask a worker for its state while torch waits before it aborts the process;
@@ -388,8 +390,8 @@ class LocalWorkers:
             return {}
         ended = self._watch.noticed
         return {
-            rank: one.pid
-            for rank, one in enumerate(worker_processes(self._context))
+            rank: process.pid
+            for rank, process in enumerate(worker_processes(self._context))
             if rank not in ended
         }
 
@@ -497,18 +499,18 @@ class LocalWorkers:
     def stop(  # noqa: PLR0913 - keywords
         self,
         reason: str,
-        first: frozenset[int] = frozenset(),
+        failed_first: frozenset[int] = frozenset(),
         *,
         caused_by: CausedBy | None = None,
         sent: signal.Signals = signal.SIGTERM,
         seconds: float | None = None,
-        find_grace: Callable[[], float] = float,
+        find_extra_seconds: Callable[[], float] = float,
     ) -> None:
-        """Ask the workers for stacks and state, then stop them; those in `first` failed,
+        """Ask the workers for stacks and state, then stop them; those in `failed_first` failed,
         and may end by themselves.
 
         They have `seconds` to end, else the usual time; more if `grace` is lengthened, or if
-        `find_grace`, called before the first of them is killed, returns so.
+        `find_extra_seconds`, called before the first of them is killed, returns so.
         """
         seconds = self._stop_seconds if seconds is None else seconds
         processes = worker_processes(self._context)
@@ -521,20 +523,20 @@ class LocalWorkers:
                 for rank, process in enumerate(processes)
                 if process.exitcode is None
             }
-            # `first` grows here by workers that are exiting or were killed at a deadline: they get
-            # no signal. Example: rank 3 crashes. The kernel closes its sockets while it still tears
-            # down its memory, so rank 0 fails in a collective and is found first. Rank 3 has no
-            # exit code yet; if it were missing in `first`, its death would count as this stop's
-            # work, and rank 0 as the cause. The lock keeps a deadline that expires now from adding
-            # a worker that this stop is about to signal.
-            first |= self.expired.keys() | {
+            # `failed_first` grows here by workers that are exiting or were killed at a deadline:
+            # they get no signal. Example: rank 3 crashes. The kernel closes its sockets while it
+            # still tears down its memory, so rank 0 fails in a collective and is found first. Rank
+            # 3 has no exit code yet; if it were missing in `failed_first`, its death would count as
+            # this stop's work, and rank 0 as the cause. The lock keeps a deadline that expires now
+            # from adding a worker that this stop is about to signal.
+            failed_first |= self.expired.keys() | {
                 rank for rank, pid in alive.items() if not _is_running(pid)
             }
             # So does a program that called `sys.exit` before: its exit handlers, and the end of
             # torch's threads, take seconds. After a signal to the node the exit may be the
             # program's answer.
             if reason != TERMINATED:
-                first |= self._find_exiting(began).keys()
+                failed_first |= self._find_exiting(began).keys()
             # Set twice: now, so that other threads leave the workers alone; and below, with what
             # the workers answered. `killed_ns` is an estimate until then, so that a SIGKILL from
             # elsewhere during the questions isn't taken for this agent's.
@@ -542,36 +544,42 @@ class LocalWorkers:
                 reason,
                 began,
                 sent.name,
-                first,
+                failed_first,
                 caused_by,
                 killed_ns=killed_ns,
             )
-        asked = {rank: pid for rank, pid in alive.items() if rank not in first}
+        asked = {rank: pid for rank, pid in alive.items() if rank not in failed_first}
         observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
         # An exception on its way out, or an interpreter that is finalizing: such a worker reports
         # its own failure in a moment. A busy one may not have answered in time, so its stack
         # counts, too.
-        seen = observations.items()
-        raising = {
+        answered = observations.items()
+        raising_ranks = {
             rank
-            for rank, worker in seen
+            for rank, worker in answered
             if worker.raised_at or parse_position(worker.stack).is_finalizing
         }
-        leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
-        # `first` grows again by workers that ended by this same signal while they were asked: this
-        # agent had not sent it yet. Not if the agent is terminated: that signal may have gone to
-        # all processes of the node.
+        leaving_ranks = (
+            self._await_reports_of_raising(raising_ranks) if reason != TERMINATED else frozenset()
+        )
+        # `failed_first` grows again by workers that ended by this same signal while they were
+        # asked: this agent had not sent it yet. Not if the agent is terminated: that signal may
+        # have gone to all processes of the node.
         if reason != TERMINATED:
-            first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}
-        self.stopped = replace(self.stopped, observations=observations, first=first | leaving)
+            failed_first |= {
+                rank for rank, process in enumerate(processes) if process.exitcode == -sent
+            }
+        self.stopped = replace(
+            self.stopped, observations=observations, failed_first=failed_first | leaving_ranks
+        )
         self._process_stop = ProcessStop(
             processes,
             sent,
-            spare=first,
-            leaving=leaving,
+            spare=failed_first,
+            leaving=leaving_ranks,
             seconds=seconds,
             grace=self.grace,
-            find_grace=find_grace,
+            find_extra_seconds=find_extra_seconds,
         )
         self._run_stop()
 
@@ -581,11 +589,11 @@ class LocalWorkers:
             return
         if self._process_stop is None:  # it was interrupted before the workers got their signal
             processes = worker_processes(self._context)
-            first = self.stopped.first
+            failed_first = self.stopped.failed_first
             self._process_stop = ProcessStop(
                 processes,
                 sent,
-                spare=first,
+                spare=failed_first,
                 seconds=seconds,
                 grace=self.grace,
             )
@@ -603,7 +611,7 @@ class LocalWorkers:
             killed_ns = int(self._process_stop.kill_time * 1e9)
             self.stopped = replace(self.stopped, killed_ns=killed_ns)
 
-    def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
+    def _await_reports_of_raising(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers with an exception in flight, and return those that report."""
         deadline = time.monotonic() + min(
             time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2

@@ -181,7 +181,7 @@ class NodeRound:
         results: dict[int, Any] = {}
         with suppress_internal_errors("reading the results of finished workers"):
             has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
-            finished = range(self.workers.number) if has_succeeded else self.workers.finished
+            finished = range(self.workers.count) if has_succeeded else self.workers.finished
             taken = self.workers.take_results(finished)
             results.update(
                 {self.places.rank_of(local) or 0: value for local, value in taken.items()}
@@ -213,7 +213,7 @@ class NodeRound:
                 # first
                 self.workers.document(worker_exit)
             self._has_failed = True
-            self.workers.stop(_SIBLING_FAILED, first, find_grace=self._find_grace)
+            self.workers.stop(_SIBLING_FAILED, first, find_extra_seconds=self._find_extra_seconds)
         # Looked up again: the stop has ended the siblings, and a worker that had only reported has
         # exited by now.
         return self.workers.get_exits()
@@ -233,7 +233,7 @@ class NodeRound:
             ]
             self._broadcast_failure({}, worker_exits)
             self._has_failed = True
-            self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, first=first)
+            self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, failed_first=first)
         self.finish_report()
 
     def stop_workers(
@@ -269,7 +269,7 @@ class NodeRound:
         """
         return self._settings.options.stop_seconds if self._has_failed else self._terminated_seconds
 
-    def _find_grace(self) -> float:
+    def _find_extra_seconds(self) -> float:
         """Return for how many seconds longer workers may run that would be killed now. That is 0 if
         no node is known to have received a signal.
         """
@@ -428,7 +428,7 @@ class NodeRound:
                 exited_ranks,
                 caused_by=failure.cause,
                 seconds=self.stop_seconds,
-                find_grace=self._find_grace,
+                find_extra_seconds=self._find_extra_seconds,
             )
             self.finish_report()
 

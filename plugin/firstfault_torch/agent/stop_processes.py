@@ -70,13 +70,13 @@ class GracePeriod:
     """
 
     def __init__(self) -> None:
-        self.until = -math.inf
+        self.earliest_kill_time = -math.inf
         """By the monotonic clock."""
 
     def lengthen(self, seconds: float) -> None:
         """Let healthy workers have at least `seconds` from now on."""
         if seconds > 0:
-            self.until = max(self.until, time.monotonic() + seconds)
+            self.earliest_kill_time = max(self.earliest_kill_time, time.monotonic() + seconds)
 
 
 class ProcessStop:
@@ -91,8 +91,8 @@ class ProcessStop:
             and no more time.
         seconds: for all remaining processes together.
         grace: may be lengthened while the stop runs.
-        find_grace: asked once before a healthy process is killed; returns for how long it may still
-            run.
+        find_extra_seconds: asked once before a healthy process is killed; returns for how long it
+            may still run.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
@@ -104,7 +104,7 @@ class ProcessStop:
         leaving: frozenset[int] = frozenset(),
         seconds: float,
         grace: GracePeriod | None = None,
-        find_grace: Callable[[], float] = float,
+        find_extra_seconds: Callable[[], float] = float,
     ) -> None:
         self._processes = processes
         self._sent = sent
@@ -112,7 +112,7 @@ class ProcessStop:
         self._leaving = leaving
         self._seconds = seconds
         self._grace = grace or GracePeriod()
-        self._find_grace = find_grace
+        self._find_extra_seconds = find_extra_seconds
         self._began = time.monotonic()
         self._signalled: set[int] = set()
         self._ended = False
@@ -120,7 +120,7 @@ class ProcessStop:
     @property
     def kill_time(self) -> float:
         """When healthy processes are killed, by the monotonic clock; it may still move later."""
-        return max(self._began + self._seconds, self._grace.until)
+        return max(self._began + self._seconds, self._grace.earliest_kill_time)
 
     @property
     def _last_kill_time(self) -> float:
@@ -150,7 +150,7 @@ class ProcessStop:
             process for rank, process in enumerate(self._processes) if rank not in self._spare
         ]
         if self._wait(others, lambda: self.kill_time):
-            self._grace.lengthen(self._find_grace())
+            self._grace.lengthen(self._find_extra_seconds())
         self._end(others, lambda: self.kill_time)
         self._end(self._processes, lambda: self._last_kill_time)
         self._ended = True

@@ -55,7 +55,7 @@ def open_timers(
     """
     users = environment.get(TORCH_FILE_VARIABLE)
     paths = [Path(users)] if users else []
-    paths += [files.timers(round_)] if files is not None else []
+    paths += [files.deadlines_fifo(round_)] if files is not None else []
     problems: list[str] = []
     for path in paths:
         try:

@@ -16,7 +16,7 @@ from firstfault_torch.engine import Engine, Publication
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
 
-_MS = 1_000_000
+_NS_PER_MS = 1_000_000
 _MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
 """A verdict sealed this long before a node failed is about another failure. Clocks may differ."""
 
@@ -37,13 +37,13 @@ def publish_or_adopt(
     # Refused, or without an answer: then it may have landed, or another node's may be there.
     node_context = publication.node_context
     look = partial(find_published_verdict, node_context, engine)
-    answer = call_with_timeout(
+    found_or_error = call_with_timeout(
         partial(try_call, look, Exception),
         time_limits.VERDICT_READ_TIMEOUT_SECONDS,
         "looking for another node's verdict",
         shutdown_requested,
     )
-    found, error = answer or (None, TimeoutError())
+    found, error = found_or_error or (None, TimeoutError())
     if error is not None:
         # Whatever is there stays: it may be on this failure.
         logger.debug("no verdict of another node can be read: %r", error)
@@ -78,5 +78,5 @@ def find_published_verdict(node_context: NodeContext, engine: Engine) -> Publica
         return None
     # Sealed before this agent started, or long before its failure: then it is about another
     # failure.
-    earliest_ns = max(node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
+    earliest_ns = max(node_context.incarnation * _NS_PER_MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
     return found if found.sealed.seal.timestamp_ns >= earliest_ns else None

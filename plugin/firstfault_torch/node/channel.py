@@ -71,7 +71,7 @@ class _Listener:
         self._take = take
         self._each_minute = each_minute
         self._closed = threading.Event()
-        self._socket, self._kept, self._file = self._bind()
+        self._socket, self._kept_descriptor, self._file = self._bind()
         try:
             start_daemon(
                 self._listen, "firstfault-channel", time_limits.THREAD_START_TIMEOUT_SECONDS
@@ -88,7 +88,7 @@ class _Listener:
         # messages. A shutdown makes recv return no bytes; the thread then finds the event, which is
         # set before.
         self._closed.set()
-        if self._kept.is_ours:
+        if self._kept_descriptor.is_ours:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         else:
@@ -118,34 +118,34 @@ class _Listener:
         listening.settimeout(None)  # the program may have set a default for all sockets
         return listening, kept, file
 
-    def _can_wait(self) -> bool:
+    def _ensure_bound(self) -> bool:
         """Bind a new socket if the number or the file is lost;
         return whether there is one to wait at.
         """
-        is_ours = self._kept.is_ours
+        is_number_ours = self._kept_descriptor.is_ours
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(self._path.stat(), self._file):
                 # of another process with the same name: a wrapper's child, which is to be asked
-                return is_ours
-            if is_ours:
+                return is_number_ours
+            if is_number_ours:
                 return True
-        lost = self._socket, self._kept
+        lost_binding = self._socket, self._kept_descriptor
         try:
-            self._socket, self._kept, self._file = self._bind()
+            self._socket, self._kept_descriptor, self._file = self._bind()
         except OSError:
             # the node's folder is gone, too; the recorder may restore it within the next minute
-            if is_ours:
+            if is_number_ours:
                 return True
             raise
-        lost[0].detach()
-        lost[1].close()
+        lost_binding[0].detach()
+        lost_binding[1].close()
         # `close` may have been called during the bind, and has only seen the old socket.
         return not self._closed.is_set()
 
     def _release(self) -> None:
         # Without the number: the socket object would close whatever it is.
         self._socket.detach()
-        self._kept.close()
+        self._kept_descriptor.close()
 
     def _listen(self) -> None:
         while not self._closed.is_set():
@@ -153,7 +153,7 @@ class _Listener:
                 # Checked before each wait. The wait itself is safe: the kernel holds the socket
                 # until it is over, even if its number is closed and reused. It takes one more
                 # message, and its sender gets an answer.
-                if not self._can_wait():
+                if not self._ensure_bound():
                     self._release()
                     return
                 self._receive()

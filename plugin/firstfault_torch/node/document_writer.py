@@ -181,13 +181,13 @@ def _upload_file(target: Target, data: bytes, node_context: NodeContext, seconds
     files = _get_folder(node_context)
     file = None
     if files is not None:
-        add = partial(files.outgoing_spool.add, target.name, data)
+        add = partial(files.roster_and_verdict_spool.add, target.name, data)
         file = call_with_timeout(add, MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
     receipt = _upload(target, file, data, node_context, time.monotonic() + seconds)
     is_over = receipt.durable or receipt.error == ALREADY_EXISTS
     if files is not None and file is not None and is_over:
         # Nobody reads it again, and a job may write such a file each hour for a month.
-        files.outgoing_spool.remove(target.name)
+        files.roster_and_verdict_spool.remove(target.name)
     return receipt
 
 

@@ -16,14 +16,14 @@ def hold_forked_workers(files: NodeFolder | None) -> Iterator[None]:
     # Before the first fork: a worker that is forked looks for the file at once.
     with contextlib.suppress(OSError):  # such as a full disk: they don't wait
         if files is not None:
-            files.hold_forked_workers.touch()
+            files.forking_mark.touch()
     try:
         yield
     finally:
         # Also if a fork failed: those that were forked before it are waiting.
         with contextlib.suppress(OSError):  # as the folder may be gone
             if files is not None:
-                files.hold_forked_workers.unlink()
+                files.forking_mark.unlink()
 
 
 def wait_until_all_forked(files: NodeFolder) -> None:
@@ -38,5 +38,5 @@ def wait_until_all_forked(files: NodeFolder) -> None:
     # The agent may die between two forks: then its recorder removes the folder, and the file with
     # it. Or it may be frozen: then the wait ends at the deadline, at the risk that the docstring
     # describes.
-    while files.hold_forked_workers.exists() and time.monotonic() < deadline:
+    while files.forking_mark.exists() and time.monotonic() < deadline:
         time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)

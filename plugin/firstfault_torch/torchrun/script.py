@@ -126,7 +126,9 @@ def begin() -> None:
 def record_exception(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"):
-        if _monitor().in_flight.left is None:  # else an exception of this program has been recorded
+        if (
+            _monitor().in_flight.escaped_error is None
+        ):  # else an exception of this program has been recorded
             record_end(_monitor(), error, os.getppid())
 
 
@@ -135,7 +137,11 @@ def record_finish() -> None:
     its exit functions haven't run.
     """
     with suppress_internal_errors("reporting the end of the program"):
-        if _outermost and _has_reached_end(_outermost[-1]) and _monitor().in_flight.left is None:
+        if (
+            _outermost
+            and _has_reached_end(_outermost[-1])
+            and _monitor().in_flight.escaped_error is None
+        ):
             _monitor().finishes()
 
 
@@ -151,7 +157,7 @@ def record_exit() -> None:
         del frame
         # Flyte 2's runtime catches the exception of its task, which its observer records, and then
         # exits with 1.
-        if has_process_group() and _monitor().in_flight.left is None:
+        if has_process_group() and _monitor().in_flight.escaped_error is None:
             _monitor().exits(error, is_kept=False, is_announced=is_call)
 
 

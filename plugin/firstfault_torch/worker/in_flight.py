@@ -69,12 +69,12 @@ class InFlight:
     `record` makes a document durable and returns its name, with which `withdraw` takes it back if
     the exception was handled after all. An exception's document goes through these states:
 
-        raised -> `seen` or `ask` -> recorded               durable, while the exception is inside
+        raised -> `record_seen` or `ask` -> recorded        durable, while the exception is inside
                                                             the task function
-        recorded -> `hold` -> held                          handled for now; it counts if the job
+        recorded -> `keep_handled` -> kept                  handled for now; it counts if the job
                                                             fails later
-        held -> `release` -> withdrawn                      handled
-        recorded -> `withdraw_handled` -> withdrawn         neither in flight any more, nor held
+        kept -> `withdraw_kept` -> withdrawn                handled
+        recorded -> `withdraw_handled` -> withdrawn         neither in flight any more, nor kept
         recorded -> the task function ends                  stays; `WorkerMonitor.fails` adds the
                                                             final document
 
@@ -89,11 +89,13 @@ class InFlight:
         self._main = threading.get_ident()
         self._owner = os.getpid()
         self._recorded: list[tuple[BaseException, str]] = []
-        self._held: list[BaseException] = []
+        self._kept_errors: list[BaseException] = []
         # a signal handler of the program may end a process group while the main thread records
         self._lock = threading.RLock()
-        self._asked = False
-        self.uninterrupted: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+        self._was_asked = False
+        self.without_async_exceptions: Callable[[], AbstractContextManager[object]] = (
+            contextlib.nullcontext
+        )
         """A block in which another thread raises nothing in this one:
         a name that were lost could not be withdrawn.
         """
@@ -101,7 +103,7 @@ class InFlight:
         """The exception that was leaving a frame of the main thread, or had left it,
         when the agent asked.
         """
-        self.left: BaseException | None = None
+        self.escaped_error: BaseException | None = None
         """The exception that has left the task function, and is being recorded."""
 
     @property
@@ -109,7 +111,7 @@ class InFlight:
         """Whether this is the worker's main thread, and not one of a process that it has forked."""
         return threading.get_ident() == self._main and os.getpid() == self._owner
 
-    def seen(self, error: BaseException) -> None:
+    def record_seen(self, error: BaseException) -> None:
         """Record an exception before its clean-up closes the sockets; once,
         and only in the main thread.
 
@@ -120,7 +122,7 @@ class InFlight:
         # this worker's.
         if not self.is_main_thread or not may_fail(error):
             return
-        if self._asked and not self.began_before_asked(error):
+        if self._was_asked and not self.began_before_asked(error):
             return
         # The first time counts: the same exception may pass several clean-ups, and its peers failed
         # after the first.
@@ -133,21 +135,22 @@ class InFlight:
         """
         # Read once: the main thread may set it at any moment. Once it is set, the main thread
         # records that exception itself, so this thread must not record another document about it.
-        left = self.left
+        escaped_error = self.escaped_error
         with self._lock:
             earlier = frozenset(name for _, name in self._recorded)
-        error = handled_exception(self._main) if left is None else left
+        error = handled_exception(self._main) if escaped_error is None else escaped_error
         # Only documents from before that look: the main thread may have recorded a newer exception
         # in the meantime, which is in flight although `error` isn't it.
         self.withdraw_handled(error, earlier)
         # The agent may ask more than once: before torch's abort, at a deadline, before a stop.
         # Later questions only withdraw.
-        if self._asked:
+        if self._was_asked:
             return
         try:
             if (
-                left is not None
-                and (entry := BaseException.__getattribute__(left, "__traceback__")) is not None
+                escaped_error is not None
+                and (entry := BaseException.__getattribute__(escaped_error, "__traceback__"))
+                is not None
             ):
                 self.unwinding = Unwinding(
                     entry.tb_frame, entry.tb_lasti, _raised_at(entry.tb_frame, entry)
@@ -159,24 +162,24 @@ class InFlight:
         finally:
             # Last, even after an error: until here an exception of the main thread counts as its
             # own. The agent sends the signal only after the answer, or when it waits no longer.
-            self._asked = True
+            self._was_asked = True
 
     def began_before_asked(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was in flight when the agent asked."""
         unwinding = self.unwinding
         return self.has_recorded(error) or (
-            unwinding is not None and any(map(unwinding.is_of, iter_chain(error)))
+            unwinding is not None and any(map(unwinding.matches, iter_chain(error)))
         )
 
-    def hold(self, error: BaseException) -> None:
-        """Keep the document about `error`, which is handled for now, until `release`."""
+    def keep_handled(self, error: BaseException) -> None:
+        """Keep the document about `error`, which is handled for now, until `withdraw_kept`."""
         with self._lock:
-            self._held.append(error)
+            self._kept_errors.append(error)
 
-    def release(self) -> None:
-        """Withdraw the documents that were held: the exceptions were handled."""
+    def withdraw_kept(self) -> None:
+        """Withdraw the documents that were kept: the exceptions were handled."""
         with self._lock:
-            self._held.clear()
+            self._kept_errors.clear()
         self.withdraw_handled(None)
 
     def has_recorded(self, error: BaseException) -> bool:
@@ -188,25 +191,27 @@ class InFlight:
     def withdraw_handled(
         self, error: BaseException | None, names: frozenset[str] | None = None
     ) -> None:
-        """Withdraw documents of exceptions that are neither held nor `error` or in its chain.
+        """Withdraw documents of exceptions that are neither kept nor `error` or in its chain.
 
         If `names` is given, only these documents are considered.
         """
-        # Identities suffice: the lists keep every recorded and held exception alive, so no id is
+        # Identities suffice: the lists keep every recorded and kept exception alive, so no id is
         # reused.
         alive = {id(item) for item in iter_chain(error)}
         with self._lock:
             # Taken out of the list under the lock, withdrawn after it: of two threads that withdraw
             # at the same time only one withdraws a document, and neither waits for the disk access
             # of its rival.
-            alive |= {id(item) for held in self._held for item in iter_chain(held)}
+            alive |= {id(item) for kept in self._kept_errors for item in iter_chain(kept)}
             stays = [
                 id(item) in alive or (names is not None and name not in names)
                 for item, name in self._recorded
             ]
-            gone = [item for item, keep in zip(self._recorded, stays, strict=True) if not keep]
+            withdrawn = [
+                item for item, is_kept in zip(self._recorded, stays, strict=True) if not is_kept
+            ]
             self._recorded = list(itertools.compress(self._recorded, stays))
-        for _, name in gone:
+        for _, name in withdrawn:
             with suppress_internal_errors("withdrawing an exception that was handled"):
                 self._withdraw(name)
 
@@ -222,12 +227,12 @@ class InFlight:
 
 
 def watch_process_groups(
-    in_flight: InFlight, finishes: Callable[[], None] = lambda: None
+    in_flight: InFlight, on_last_call: Callable[[], None] = lambda: None
 ) -> Callable[[], None]:
     """Let ``torch.distributed.destroy_process_group`` first record the exception in flight;
     return the undo function.
 
-    Without one, `finishes` is called if the program does nothing more than to end its default
+    Without one, `on_last_call` is called if the program does nothing more than to end its default
     group.
 
     It replaces the function's code, so that it also works for names that were imported from torch
@@ -251,15 +256,15 @@ def watch_process_groups(
         if error is not None:
             with (
                 suppress_internal_errors("noting an exception in flight"),
-                in_flight.uninterrupted(),
+                in_flight.without_async_exceptions(),
                 ignore_worker_signals(handled_only=True),
             ):
-                in_flight.seen(error)
+                in_flight.record_seen(error)
         elif not args and not kwargs and in_flight.is_main_thread:
             with suppress_internal_errors("looking for the end of the program"):
                 # Below this frame is that of `_call_hook`, and then the caller's.
                 if is_last_call(sys._getframe(2)):  # noqa: SLF001 - documented
-                    finishes()
+                    on_last_call()
         return destroy(*args, **kwargs)
 
     # The name first: another thread may call the function as soon as its code is replaced. `undo`
@@ -312,7 +317,7 @@ class Unwinding:
     """The frame's instruction that raised, or called what raised."""
     raised_at: FrameInfo
 
-    def is_of(self, error: BaseException) -> bool:
+    def matches(self, error: BaseException) -> bool:
         """Whether `error` is this exception."""
         # a user's class may override how attributes are read
         entry: TracebackType | None = BaseException.__getattribute__(error, "__traceback__")
@@ -334,14 +339,14 @@ def handled_exception(thread: int) -> BaseException | None:
 
 def find_unwinding(thread: int) -> Unwinding | None:
     """Return the innermost exception that is leaving a frame of a thread, or None."""
-    closes = isinstance(handled_exception(thread), GeneratorExit)
+    closes_generator = isinstance(handled_exception(thread), GeneratorExit)
     searches = 0
     above = sys._current_frames().get(thread)  # noqa: SLF001 - as above
     while above is not None and above.f_back is not None:
         frame = above.f_back
         raises = frame.f_code.co_code[frame.f_lasti] in _RAISES
         if (
-            raises or _may_run_finalizer(above, closes=closes)
+            raises or _may_run_finalizer(above, closes_generator=closes_generator)
         ) and searches < _MAX_TRACEBACK_SEARCHES:
             searches += 1
             entry = _find_exception_entry(frame)
@@ -352,12 +357,12 @@ def find_unwinding(thread: int) -> Unwinding | None:
     return None
 
 
-def _may_run_finalizer(frame: FrameType, *, closes: bool) -> bool:
+def _may_run_finalizer(frame: FrameType, *, closes_generator: bool) -> bool:
     """Whether a frame may run because the one below drops an object: a finaliser,
     or a generator that is closed.
     """
     return frame.f_code.co_name == "__del__" or (
-        closes and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+        closes_generator and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     )
 
 

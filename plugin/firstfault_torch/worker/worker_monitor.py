@@ -115,7 +115,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
     `agent` is the process that started it.
     """
     if not is_clean_exit(error):
-        monitor.in_flight.left = (
+        monitor.in_flight.escaped_error = (
             error  # at once: the agent that is about to stop this process waits for it
         )
     # a handler, like torch's in a forked worker, would raise in the middle of recording, and the
@@ -124,7 +124,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
         with suppress_internal_errors("recording an exception"):
             if is_clean_exit(error):
                 monitor.exits(error)
-            elif _is_answer_to_signal(error) and _has_died(agent):
+            elif _is_answer_to_signal(error) and _await_parent_death(agent):
                 # terminated because the agent died: the worker reports it
                 if monitor.node_context is not None:
                     _record_agent_death(monitor.node_context, monitor.place, agent)
@@ -197,8 +197,8 @@ class WorkerMonitor:
         # back.
         process_state.hold_files_back()
         # a function's result is still to come: its return is its end
-        finishes = self.finishes if is_program else _do_nothing
-        self._undo.append(watch_process_groups(self.in_flight, finishes))
+        on_last_call = self.finishes if is_program else _do_nothing
+        self._undo.append(watch_process_groups(self.in_flight, on_last_call))
         self._undo.append(process_state.watch_threads())
         self._handled.watch()
         self._undo.append(self._handled.close)
@@ -406,11 +406,11 @@ def _leave_later() -> None:
         shut_down_gloo_connections()
 
 
-def _has_died(agent: int) -> bool:
-    """Whether this process has lost its parent.
+def _await_parent_death(agent: int) -> bool:
+    """Wait a moment for the death of the parent; return whether it has died.
 
     The kernel sends the parent-death signal when the thread that started this process ends, a
-    moment before the rest of a killed agent; so this waits a moment.
+    moment before the rest of a killed agent.
     """
     deadline = time.monotonic() + time_limits.PARENT_DEATH_TIMEOUT_SECONDS
     while os.getppid() == agent:

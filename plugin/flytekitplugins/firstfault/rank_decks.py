@@ -33,7 +33,7 @@ class DeckKeeper:
     """
 
     def __init__(self, files: NodeFolder, round_: int, decks: list[Deck]) -> None:
-        self._file = files.decks(round_)
+        self._file = files.rank_0_decks_file(round_)
         self._decks = decks
         self._written_decks: list[tuple[str, str]] = []
         self._left_out: list[str] = []
@@ -121,7 +121,7 @@ def read_kept_decks(files: NodeFolder, round_: int) -> list[Deck]:
     try:
         # Rank 0 may still be replacing the file: the rename is atomic, so this reads either the old
         # or the new decks.
-        data = files.decks(round_).read_bytes()
+        data = files.rank_0_decks_file(round_).read_bytes()
     except FileNotFoundError:
         return []
     return [build_deck(str(name), str(html)) for name, html in json.loads(data)]

@@ -45,24 +45,24 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
     """
     layout = Layout.of(uri)
     name = f"{layout.roster.rpartition('roster')[0]}{LIVE.rpartition('/')[2]}"
-    seconds, before = _FIRST_REQUEST_SECONDS, ""
-    heard = until = time.time()
+    seconds, previous_view = _FIRST_REQUEST_SECONDS, ""
+    heard = asked_until = time.time()
     async with open_store(layout.root) as store:
         last, _ = await _read_view(store, name)  # left by an earlier command
         while True:
-            if time.time() + _POLL_SECONDS > until:
+            if time.time() + _POLL_SECONDS > asked_until:
                 # The name of the request contains its expiry, so renew the request shortly before
                 # that.
-                until, seconds = time.time() + seconds, 2 * seconds
-                await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
+                asked_until, seconds = time.time() + seconds, 2 * seconds
+                await store.put(f"{layout.roster}/{watched_name(int(asked_until * 1000))}", b"")
             moment, view = await _read_view(store, name)
             # only equality counts: the agents' clock may differ from the clock here
             if moment != last:
                 heard = time.time()
                 last = moment
-                if view != before:
+                if view != previous_view:
                     note(view)
-                before = view
+                previous_view = view
             elif time.time() - heard > _NO_ANSWER_SECONDS:
                 note(_NO_ANSWER)
                 heard = time.time()
@@ -108,14 +108,14 @@ def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
             f" {waited}"
         )
     stand = not any(rates.values())
-    late = sorted(
+    ranks_behind = sorted(
         (max_collectives - int(node["least"]), str(node["node"]), node["behind"])
         for node in nodes
         if stand
     )
     nodes_behind = [
         f"rank {rank} ({printable(name)}) by {fewer:,}"
-        for fewer, name, rank in reversed(late)
+        for fewer, name, rank in reversed(ranks_behind)
         if fewer
     ]
     return "; ".join(

@@ -26,13 +26,13 @@ def find_last_run() -> str:
     Raises:
         UsageError: there is none.
     """
-    here = [run for folder in find_run_folders() for run in runs_in(folder)]
-    runs = [*here, *_find_runs_among_temporary(has_runs_here=bool(here))]
+    runs_here = [run for folder in find_run_folders() for run in runs_in(folder)]
+    runs = [*runs_here, *_find_runs_among_temporary(has_runs_here=bool(runs_here))]
     if not runs:
-        where = f"no runs below {' or '.join(FOLDERS)}{_describe_foreign_runs()}"
-        raise click.UsageError(f"{where}; pass a log file or the attempt's output prefix")
+        searched_text = f"no runs below {' or '.join(FOLDERS)}{_describe_foreign_runs()}"
+        raise click.UsageError(f"{searched_text}; pass a log file or the attempt's output prefix")
     last = max(runs, key=began)
-    if last not in here:
+    if last not in runs_here:
         _report_origin(last, last)
     return str(last)
 
@@ -41,11 +41,11 @@ def find_own_folders() -> list[str]:
     """Return the folders with runs of this working folder, and its runs among temporary files,
     each as a folder.
     """
-    here = find_run_folders()
-    among_temporary = _find_runs_among_temporary(has_runs_here=bool(here))
+    folders_here = find_run_folders()
+    among_temporary = _find_runs_among_temporary(has_runs_here=bool(folders_here))
     for run in among_temporary[:1]:
         _report_origin(run.parent, run)
-    return [*map(str, (*here, *among_temporary))] or list(FOLDERS)
+    return [*map(str, (*folders_here, *among_temporary))] or list(FOLDERS)
 
 
 def _find_runs_among_temporary(*, has_runs_here: bool) -> Sequence[Path]:

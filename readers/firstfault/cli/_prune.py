@@ -93,7 +93,7 @@ def prune(folder: Path, keep: int) -> int:
 
 def _explain_kept_run(run: Path) -> str:
     """Return why a run isn't removed; empty if it is."""
-    from firstfault.run_folder import belongs_to_another_user, may_go_on  # noqa: PLC0415 - as above
+    from firstfault.run_folder import belongs_to_another_user, may_be_active  # noqa: PLC0415
 
     if belongs_to_another_user(run):
         return "it belongs to another user"
@@ -102,6 +102,6 @@ def _explain_kept_run(run: Path) -> str:
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
     try:
-        return "it may still be running" if may_go_on(run) else ""
+        return "it may still be running" if may_be_active(run) else ""
     except OSError as error:  # its mark is a link, or can't be read
         return f"{error.filename or run}: {error.strerror}"

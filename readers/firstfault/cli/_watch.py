@@ -95,8 +95,8 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         progress = Progress(reader, as_json=forms.as_json)
         cli.fail(f"watching {reader.errors_uri}")
         successor = options.reader(following) if following else None
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        in_time = follow_in_time(progress, interval, successor, left, is_live=live)
+        remaining_seconds = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        in_time = follow_in_time(progress, interval, successor, remaining_seconds, is_live=live)
         if progress.last is None:
             if not in_time:
                 cli.fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
@@ -135,10 +135,10 @@ def _find_next_attempt(uri: str) -> str:
     from firstfault.layout import parse_attempt_number  # noqa: PLC0415
     from firstfault.store import join  # noqa: PLC0415
 
-    here = parse_attempt_number(uri)
-    if here is None:
+    run_and_number = parse_attempt_number(uri)
+    if run_and_number is None:
         raise UsageError(
             f"--follow needs the output prefix of an attempt, which ends in its number; {uri!r}"
             " does not"
         )
-    return join(here[0], str(here[1] + 1))
+    return join(run_and_number[0], str(run_and_number[1] + 1))

@@ -36,13 +36,13 @@ _SNAKE_CASE = LazyPattern(
 
 
 class Strength(Enum):
-    """How surely the value of a name is a credential."""
+    """How surely the value of a name is a credential: always, mostly, or if it has a property."""
 
     SURE = auto()  # passwords, secrets and keys
     LIKELY = auto()  # tokens and the like: the words also have other meanings
-    WORD = auto()  # tokens of a text, and names with random credentials only
-    SHORT = auto()  # `pass` and `pw` alone: only a value with letters and digits is a password
-    KEY = auto()  # names that often have other values: only many random characters are a credential
+    IF_RANDOM = auto()  # tokens of a text, and names with random credentials only
+    IF_MIXED = auto()  # `pass` and `pw` alone: only a value with letters and digits is a password
+    IF_KEY = auto()  # names that often have other values: only a long random text is a credential
 
 
 class ValueSyntax(Enum):
@@ -200,13 +200,13 @@ def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bo
     if _NUMBER.fullmatch(text):
         # numbers are mostly counts: "password=48151623" is a credential, "token: 48151623" isn't
         return strength is Strength.SURE and text.isdigit() and len(text) >= MIN_PASSWORD_DIGITS
-    if strength is Strength.KEY:
+    if strength is Strength.IF_KEY:
         return is_key(text)
-    if strength is Strength.SHORT:
+    if strength is Strength.IF_MIXED:
         is_pw = named_value.syntax is ValueSyntax.COLON and named_value.name.lower() == "pw"
         is_tight = named_value.syntax in {ValueSyntax.TIGHT, ValueSyntax.PLAIN}
         return _is_short_password(text) and (quoted or is_random(text) or is_tight or is_pw)
-    if strength is Strength.WORD and (_SPECIAL_WORD.search(text) or not is_random(text)):
+    if strength is Strength.IF_RANDOM and (_SPECIAL_WORD.search(text) or not is_random(text)):
         return False
     # a quoted text is never the name of a variable; <pad> and [CLS] are a tokenizer's tokens
     if quoted:

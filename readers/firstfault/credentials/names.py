@@ -47,8 +47,8 @@ ADJECTIVE_BEFORE_NAME = re.compile(
 )
 ENDINGS_OF_OTHER_KEYS = tuple(f"{word}_KEY" for word in NAMES_TABLE["other_keys"].split())
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
-CHARACTERS_READ_AFTER = 100
-CHARACTERS_READ_AROUND = 120
+CHARACTERS_OF_LINE_REST = 100
+CHARACTERS_SEARCHED_FOR_USERNAME = 120
 _USERNAME = LazyPattern(
     r"""(?i)(?<![A-Za-z])(?:user|usr|uid|login|e?mail)(?:_?(?:name|id))?["']?[ \t]{0,4}[:=]"""
 )
@@ -106,43 +106,46 @@ class NameInText:
         if self.word_kind == "sure" and _is_known_suffix(self.suffix):
             return Strength.SURE
         if self.word_kind == "sure" and self.suffix.lower() != "_id":
-            return Strength.WORD
+            return Strength.IF_RANDOM
         if not _is_known_suffix(self.suffix):
-            return Strength.KEY
+            return Strength.IF_KEY
         if self.word_kind == "weak":
             return (
                 Strength.LIKELY
                 if self.is_query_parameter and self.word not in {"key", "code"}
-                else Strength.WORD
+                else Strength.IF_RANDOM
             )
         prefix = self.name[: -len(self.word)]
         if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
-            at = self.value_start
-            near = self.text[max(at - CHARACTERS_READ_AROUND, 0) : at + CHARACTERS_READ_AROUND]
-            sure = (
+            begin = max(self.value_start - CHARACTERS_SEARCHED_FOR_USERNAME, 0)
+            surroundings = self.text[begin : self.value_start + CHARACTERS_SEARCHED_FOR_USERNAME]
+            is_sure = (
                 OWNER_PREFIX.search(prefix)
-                or _USERNAME.search(near)
+                or _USERNAME.search(surroundings)
                 or (self.name.isupper() and prefix)
             )
-            return Strength.LIKELY if sure else Strength.SHORT
+            return Strength.LIKELY if is_sure else Strength.IF_MIXED
         if self.word == "tokens" or TEXT_PROCESSING_PREFIX.search(prefix) or self.suffix.islower():
-            return Strength.WORD
+            return Strength.IF_RANDOM
         if self.sign in {"==", "!="} or (
             self.sign == ":" and ADJECTIVE_BEFORE_NAME.search(self.before)
         ):
-            return Strength.WORD
+            return Strength.IF_RANDOM
         return Strength.LIKELY
 
     def get_syntax(self, end: int) -> ValueSyntax:
         """Return the syntax of an unquoted value that ends at `end`."""
-        after = self.text[end : end + 3]
-        alone = not self.before.strip()
+        text_after = self.text[end : end + 3]
+        is_alone_on_line = not self.before.strip()
         if self.is_flag or self.is_query_parameter or self.sign == "value":
             return ValueSyntax.PLAIN
         if self.sign == ":":
             return self._get_syntax_after_colon(end)
         if self.is_in_call or (
-            alone and (after[:1] == ")" or (after[:1] == "," and not after[1:].strip(" \n")))
+            is_alone_on_line
+            and (
+                text_after[:1] == ")" or (text_after[:1] == "," and not text_after[1:].strip(" \n"))
+            )
         ):
             return ValueSyntax.CALL
         if self.has_blank_before_sign:
@@ -152,22 +155,24 @@ class NameInText:
     def _get_syntax_after_colon(self, end: int) -> ValueSyntax:
         if self.is_in_call or PYTHON_KEYWORD.search(self.before):
             return ValueSyntax.CODE
-        rest = self.text[end : end + CHARACTERS_READ_AFTER].partition("\n")[0].strip()
+        rest_of_line = self.text[end : end + CHARACTERS_OF_LINE_REST].partition("\n")[0].strip()
         before = self.before.rstrip()
-        likely = self.strength is not Strength.SURE
-        in_braces = before.endswith(("{", ",")) if not self.is_quoted else rest[:1] in {",", "}"}
+        is_only_likely = self.strength is not Strength.SURE
+        is_in_braces = (
+            before.endswith(("{", ",")) if not self.is_quoted else rest_of_line[:1] in {",", "}"}
+        )
         if (
-            in_braces
-            and (likely or self.is_quoted)
+            is_in_braces
+            and (is_only_likely or self.is_quoted)
             and IDENTIFIER.fullmatch(self.text, self.value_start, end)
         ):
             return ValueSyntax.CODE
-        apart = (
+        is_apart = (
             not self.text[self.value_start - 1 : self.value_start].isspace()
             and "-" not in self.name
         )
-        if (rest and rest[0] not in "#,;}])\"'`|\\") or (
-            likely and (apart or before[-1:] not in "{,-\"'`|:>")
+        if (rest_of_line and rest_of_line[0] not in "#,;}])\"'`|\\") or (
+            is_only_likely and (is_apart or before[-1:] not in "{,-\"'`|:>")
         ):
             return ValueSyntax.PROSE
         return ValueSyntax.COLON
@@ -180,13 +185,15 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
     if len(lowered) != len(text):
         lowered = re.sub("[A-Z]+", lambda letters: letters[0].lower(), text)
     starts = {
-        core_match.start()
-        for core in NAMES_TABLE["cores"]
-        for core_match in re.finditer(core, lowered)
+        needle_match.start()
+        for needle in NAMES_TABLE["cores"]
+        for needle_match in re.finditer(needle, lowered)
     }
-    after = 0  # words may overlap: "secretkey" is one name
-    for at in sorted(starts):
-        word_match = CREDENTIAL_WORD.match(lowered, at) if at >= after else None
+    last_name_end = 0  # words may overlap: "secretkey" is one name
+    for needle_start in sorted(starts):
+        word_match = (
+            CREDENTIAL_WORD.match(lowered, needle_start) if needle_start >= last_name_end else None
+        )
         # the rest is a longer word
         if word_match is None or (
             word_match.end() < len(text) and text[word_match.end()].isalpha()
@@ -199,15 +206,15 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
             owner = KEY_OWNER.search(lowered, max(start - MAX_KEY_OWNER_LENGTH, 0), start)
             start -= len(owner[0]) if owner else 0
             word_kind = "sure" if owner else "weak"
-        after = word_match.end()
-        word = lowered[start:after].strip("_")
-        is_of_client = lowered.startswith("client", start - 7)
-        if word_kind == "weak" and word.startswith("key") and word != "key" and not is_of_client:
+        last_name_end = word_match.end()
+        word = lowered[start:last_name_end].strip("_")
+        follows_client = lowered.startswith("client", start - 7)
+        if word_kind == "weak" and word.startswith("key") and word != "key" and not follows_client:
             continue
         credential = _parse_name(
             text,
             start,
-            after,
+            last_name_end,
             word_kind if "data" not in word else "sure",
             word,
         )
@@ -231,34 +238,40 @@ _GAP_BEFORE_VALUE = LazyPattern(r"""[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}
 _SECRET_REFERENCE = LazyPattern(r"(?i)(?:existing|pull_?)secrets?$")
 
 
-def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) -> NameInText | None:
+def _parse_name(
+    text: str, start: int, word_end: int, word_kind: str, word: str
+) -> NameInText | None:
     """Return the name that ends with the word at `start`; None if it isn't a name,
     or no value follows.
     """
-    suffix_match = _NAME_SUFFIX.match(text, after)
+    suffix_match = _NAME_SUFFIX.match(text, word_end)
     # an added number is read with any name's end
     suffix = "" if suffix_match is None or suffix_match[0][1:].isdigit() else suffix_match[0]
-    end = _NAME_END.match(text, after + len(suffix))
-    separator = _SEPARATOR.match(text, end.end()) if end is not None else None
-    if end is None or separator is None:
+    end_match = _NAME_END.match(text, word_end + len(suffix))
+    separator = _SEPARATOR.match(text, end_match.end()) if end_match is not None else None
+    if end_match is None or separator is None:
         return None
-    before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
+    text_before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
     # in prose a comma can follow any word; only a quoted name or an option is followed by its
     # value, as in ("token", "x")
-    if separator["sign"] == "," and end["close"] is None and "--" not in before[-MAX_NAME_LENGTH:]:
+    if (
+        separator["sign"] == ","
+        and end_match["close"] is None
+        and "--" not in text_before[-MAX_NAME_LENGTH:]
+    ):
         return None
-    stem = before.rstrip(NAME_CHARACTERS)
-    prefix = before[len(stem) :][-MAX_NAME_LENGTH:]
+    stem = text_before.rstrip(NAME_CHARACTERS)
+    prefix = text_before[len(stem) :][-MAX_NAME_LENGTH:]
     if stem.endswith("\\") and prefix[:1] in {"n", "r", "t"}:
         prefix = prefix[1:]  # an escaped newline or tab
-    written = text[start:after]
+    word_in_text = text[start:word_end]
     sign = (
         "value" if separator["named"] else "=" if separator["typed"] else separator["sign"] or " "
     )
     line = stem[stem.rfind("\n") + 1 :]
-    name = prefix + written
+    name = prefix + word_in_text
     has_blank_before_sign = separator[0][:1].isspace()
-    is_quoted = end["close"] is not None
+    is_quoted = end_match["close"] is not None
     credential = NameInText(
         text,
         start,
@@ -274,9 +287,9 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     )
     if suffix and not _can_have_suffix(suffix, credential):
         return None
-    if not _is_whole_name(credential, prefix, written.lstrip("_")) or _SECRET_REFERENCE.search(
-        credential.name
-    ):
+    if not _is_name_of_value(
+        credential, prefix, word_in_text.lstrip("_")
+    ) or _SECRET_REFERENCE.search(credential.name):
         return None
     if (
         sign == ":"
@@ -289,13 +302,13 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     return credential
 
 
-def _is_whole_name(credential: NameInText, prefix: str, word: str) -> bool:
+def _is_name_of_value(credential: NameInText, prefix: str, word: str) -> bool:
     """Whether the word is a whole name or the end of one, and the sign fits."""
-    last = prefix[-1:]
+    last_prefix_character = prefix[-1:]
     if (
         credential.word in WORDS_NEEDING_BOUNDARY
-        and last.isalpha()
-        and not (last.islower() and word[0].isupper())
+        and last_prefix_character.isalpha()
+        and not (last_prefix_character.islower() and word[0].isupper())
     ):
         return (
             credential.word in SHORT_WORDS

@@ -191,14 +191,14 @@ _CLASS_BY_ROLE = {
 
 def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
     """Classify every failure of the judged round, in the same order."""
-    gone = {
+    ended_nodes = {
         failure.node
         for failure in job.failures
         if failure.subject is Subject.AGENT and failure.category in {"node_lost", *FROM_OUTSIDE}
     }
-    if "" in gone:  # a scheduler ended the whole job
-        gone |= {failure.node for failure in job.failures}
-    return _demote_waiting_majority([_classify(failure, gone) for failure in job.failures])
+    if "" in ended_nodes:  # a scheduler ended the whole job
+        ended_nodes |= {failure.node for failure in job.failures}
+    return _demote_waiting_majority([_classify(failure, ended_nodes) for failure in job.failures])
 
 
 def _demote_waiting_majority(
@@ -220,9 +220,11 @@ def _demote_waiting_majority(
         and item.specific
     }
     functions = {
-        number: "" if where.kind is PositionKind.TORCH else _LINE_NUMBER.sub(" in ", where.frame)
-        for number, where in stood.items()
-        if where.kind is PositionKind.TORCH or (where.frame and not waits)
+        number: ""
+        if position.kind is PositionKind.TORCH
+        else _LINE_NUMBER.sub(" in ", position.frame)
+        for number, position in stood.items()
+        if position.kind is PositionKind.TORCH or (position.frame and not waits)
     }
     # the few ranks elsewhere are the suspects; without any, all ranks are alike and none can be
     # demoted
@@ -244,7 +246,7 @@ def _demote_waiting_majority(
 _CONTAINER_ENDED = LazyPattern(r"(?i)back-?off\b|^[a-z0-9][a-z0-9.-]*\s+\d+/\d+\s+\S*Error\b")
 
 
-def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
+def _classify(failure: WorkerError, ended_nodes: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _classify_agent(failure)
     if failure.code == RECORDED_ONLY:
@@ -266,11 +268,11 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.stopped_by_agent:
         return _classify_stopped_worker(failure)
     if failure.exception is not None:
-        return _classify_exception(failure, failure.exception, gone)
+        return _classify_exception(failure, failure.exception, ended_nodes)
     if failure.expired is not None:
         return _classify_deadline(failure, failure.expired)
     if failure.signal or failure.exit_code is not None:
-        return _classify_exit(failure, gone)
+        return _classify_exit(failure, ended_nodes)
     if failure.code == DIED:
         why = "died, its launcher doesn't report how"
         how = "exit" if _CONTAINER_ENDED.search(failure.message) else "signal"
@@ -393,20 +395,20 @@ def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> Classi
     """Classify a worker that its agent killed for a missed deadline:
     a victim if it was waiting in a collective.
     """
-    where = locate_main_thread(failure)
+    position = locate_main_thread(failure)
     has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
-    if where.kind is PositionKind.COLLECTIVE or (
-        where.kind is PositionKind.TORCH and has_outstanding
+    if position.kind is PositionKind.COLLECTIVE or (
+        position.kind is PositionKind.TORCH and has_outstanding
     ):
         why = f"waited in a collective until its deadline: {expired.text}"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT_CATEGORY, waited=True)
-    at = f", at {where.frame}" if where.frame else ""
-    why = f"was killed by its agent for a deadline: {expired.text}{at}"
+    position_phrase = f", at {position.frame}" if position.frame else ""
+    why = f"was killed by its agent for a deadline: {expired.text}{position_phrase}"
     return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _WAIT_CATEGORY, specific=True)
 
 
 def _classify_exception(
-    failure: WorkerError, exception: ExceptionInfo, gone: set[str]
+    failure: WorkerError, exception: ExceptionInfo, ended_nodes: set[str]
 ) -> ClassifiedFailure:
     while exception.type == "SystemExit" and exception.causes:
         # `except ...: sys.exit(1)`: classify the handled exception, not the exit
@@ -419,7 +421,7 @@ def _classify_exception(
             get_short_name(link) in _SIGNAL_HANDLER_EXCEPTIONS
             for link in iter_exceptions(exception)
         )
-    if is_answer and (failure.node in gone or failure.sent_signals):
+    if is_answer and (failure.node in ended_nodes or failure.sent_signals):
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     if is_answer:
         why = "was ended by a signal that its agent didn't send"
@@ -645,9 +647,9 @@ def _find_own_process(exception: ExceptionInfo) -> str:
     )
 
 
-def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
+def _classify_exit(failure: WorkerError, ended_nodes: set[str]) -> ClassifiedFailure:
     signal = failure.signal or get_shell_signal(failure.exit_code)
-    if signal in STOPS and failure.node in gone:
+    if signal in STOPS and failure.node in ended_nodes:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     log = _get_log_of_exit(failure, signal)
     ended = "aborted" if signal else f"exited with code {failure.exit_code}"

@@ -75,7 +75,7 @@ class FirstFault:
     """The fault that came first, or that may have."""
 
     first: ClassifiedFailure
-    same: tuple[ClassifiedFailure, ...]
+    failed_alike: tuple[ClassifiedFailure, ...]
     """All failures with this fault, including `first`."""
     others: tuple[ClassifiedFailure, ...]
     """Failures with different faults."""

@@ -158,27 +158,29 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
         for rank, item in members.items()
     }
     met = ((judged, _explain_met_peer_error(judged, counts)) for judged in diagnosis.classified)
-    late = {id(judged): why for judged, why in met if why}
+    reason_by_id = {id(judged): why for judged, why in met if why}
     roots = [
         judged for judged in diagnosis.classified if judged.failure_class <= FailureClass.EXTERNAL
     ]
-    own = [judged for judged in roots if id(judged) not in late]
-    if own:
+    own_faults = [judged for judged in roots if id(judged) not in reason_by_id]
+    if own_faults:
         # a fault that certainly came later can't be the cause, and ranks with the same fault share
         # one cause
-        first = diagnosis.clocks.may_be_first([judged.failure for judged in own])
-        earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
+        first = diagnosis.clocks.may_be_first([judged.failure for judged in own_faults])
+        earliest = [
+            fault.failure for fault, is_first in zip(own_faults, first, strict=True) if is_first
+        ]
         is_before_all = diagnosis.clocks.make_before_all_check(
-            earliest or [by.failure for by in own]
+            earliest or [fault.failure for fault in own_faults]
         )
-        prints = {by.failure.fingerprint for by in own} - {""}
+        prints = {fault.failure.fingerprint for fault in own_faults} - {""}
         # Keep the rest as faults: a rank with the same fingerprint as an independent fault failed
         # for the same reason, and a rank that failed before all independent faults can't be their
         # victim.
-        late = {
-            id(item): late[id(item)]
+        reason_by_id = {
+            id(item): reason_by_id[id(item)]
             for item in roots
-            if id(item) in late
+            if id(item) in reason_by_id
             and (item.failure.fingerprint not in prints or gave_up(item.failure))
             and not is_before_all(item.failure)
         }
@@ -187,10 +189,10 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
             replace(
                 judged,
                 failure_class=FailureClass.CONSEQUENCE,
-                why=late[id(judged)],
-                waited=not own,
+                why=reason_by_id[id(judged)],
+                waited=not own_faults,
             )
-            if id(judged) in late
+            if id(judged) in reason_by_id
             else judged
         )
         for judged in diagnosis.classified
@@ -198,7 +200,9 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     others = replace(diagnosis, classified=changed)
     # without an independent fault, the peers' errors need a straggler as their cause
     return (
-        others if own or (len(late) * 2 > len(changed) and find_stragglers(others)) else diagnosis
+        others
+        if own_faults or (len(reason_by_id) * 2 > len(changed) and find_stragglers(others))
+        else diagnosis
     )
 
 
@@ -249,13 +253,13 @@ def _choose_first(
         has_called_exit and find_message(first.failure).text
     )
     alike = faults if tells else contenders
-    same = tuple(fault for fault in alike if _is_same(fault, first))
-    are_same = set(map(id, same))
-    others = tuple(fault for fault in faults if id(fault) not in are_same)
+    failed_alike = tuple(fault for fault in alike if _is_same(fault, first))
+    alike_ids = set(map(id, failed_alike))
+    other_faults = tuple(fault for fault in faults if id(fault) not in alike_ids)
     return FirstFault(
         first,
-        same,
-        others,
+        failed_alike,
+        other_faults,
         tuple(fault for fault in contenders if not _is_same(fault, first)),
     )
 
@@ -280,7 +284,7 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
 
     def follows(fault: ClassifiedFailure) -> bool:
         # the end of an unnamed node is the end of the whole job
-        gone = [
+        ends_of_nodes = [
             *ends.get(fault.failure.node, []),
             *(ends.get("", []) if fault.failure.node else []),
         ]
@@ -297,8 +301,8 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             return True
         return (
             is_exit
-            and bool(gone)
-            and not any(clocks.is_before(fault.failure, end.failure) for end in gone)
+            and bool(ends_of_nodes)
+            and not any(clocks.is_before(fault.failure, end.failure) for end in ends_of_nodes)
         )
 
     return [fault for fault in faults if not follows(fault)]
@@ -344,7 +348,7 @@ def _drop_failures_that_blame_a_fault(
                 if repeated and repeated in text and repeated != text
             ]
         return any(
-            clocks.get_min_gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS
+            clocks.get_certain_gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS
             for item in accused
         )
 
@@ -473,11 +477,11 @@ def find_ranks_stopped_raising(
     raised_at = format_place(frames[-1])
     stopped_alike = []
     for item in _find_stopped(first, classified):
-        where = locate_main_thread(item.failure)
+        position = locate_main_thread(item.failure)
         # without an answer from the process, a running finalizer's position shows the line of the
         # exception
         if raised_at == (
-            find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")
+            find_raise_position(item.failure) or (position.frame if position.is_finalizing else "")
         ):
             stopped_alike.append(item)
     return stopped_alike
@@ -501,9 +505,11 @@ def find_ranks_stopped_in_function(
     or with any exception propagating.
     """
     exception = first.failure.exception
-    own = find_own_frames(exception) if exception is not None else ()
+    own_frames = find_own_frames(exception) if exception is not None else ()
     return [
-        item for item in _find_stopped(first, classified) if own and _is_near(item.failure, own[-1])
+        item
+        for item in _find_stopped(first, classified)
+        if own_frames and _is_near(item.failure, own_frames[-1])
     ]
 
 
@@ -521,16 +527,16 @@ def find_ranks_stopped_unwinding(
         for item in _find_stopped(first, classified)
     ]
     unknown = [
-        (item, known)
-        for item, at, known in stood
+        (item, collectives)
+        for item, at, collectives in stood
         if at.is_finalizing and not at.raised_at and at.frame in passed
     ]
     # if a rank had called a collective that `first` hadn't, its exception may be the collective's
     # error about a peer
     return [
         item
-        for item, known in unknown
-        if known and all(at.enqueued <= called.get(at.group, -1) for at in known)
+        for item, collectives in unknown
+        if collectives and all(at.enqueued <= called.get(at.group, -1) for at in collectives)
     ]
 
 
@@ -557,12 +563,12 @@ def _find_stopped(
 
 
 def _is_near(failure: WorkerError, raising_frame: FrameInfo) -> bool:
-    where = locate_main_thread(failure)
+    position = locate_main_thread(failure)
     if find_raise_position(failure):
         return True
-    if where.kind is not PositionKind.ELSEWHERE or any(
+    if position.kind is not PositionKind.ELSEWHERE or any(
         progress.is_outstanding for progress in failure.collectives
     ):
         return False
     file, function = raising_frame.file.rsplit("/", 1)[-1], raising_frame.function
-    return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")
+    return position.frame.startswith(f"{file}:") and position.frame.endswith(f" in {function}")

@@ -102,7 +102,9 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     alive = _sort_failures(diagnosis)
     recorded, printed = group_progress(alive)
     groups = sorted({*recorded, *printed})
-    known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
+    progress_by_group = {
+        group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups
+    }
     # a rank that received an error about a peer was stopped while handling it: its position proves
     # nothing
     raised = (
@@ -120,13 +122,15 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     diverged = _find_diverged(recorded, printed)
     # stacks, then counters, then weaker signs: a rank with several reasons gets all of them, in
     # this order
-    late, is_one_fault = find_ranks_behind(known, diverged, find_message_peers(alive))
+    ranks_behind, is_one_fault = find_ranks_behind(
+        progress_by_group, diverged, find_message_peers(alive)
+    )
     missing = _list_ranks_without_dump(alive)
     reasons = [
         *elsewhere,
         *_flatten_diverged(diverged),
-        *late.items(),
-        *_find_ranks_without_dump(alive, missing, has_late=bool(late)),
+        *ranks_behind.items(),
+        *_find_ranks_without_dump(alive, missing, has_late=bool(ranks_behind)),
         *_find_unstarted_ranks(recorded),
         *_find_dead_threads(diagnosis.workers),
         *_find_unresponsive_ranks(alive),
@@ -141,7 +145,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     candidates = _build_candidates(diagnosis, reasons)
     reported = dict(_find_reported_missing(classified))
     # each culprit is the straggler of a different group, so several can be the root cause together
-    are_shared = late if is_one_fault else {}
+    are_shared = ranks_behind if is_one_fault else {}
     return [
         replace(
             item,
@@ -170,28 +174,28 @@ def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
     """Yield ranks out of step, by the strongest evidence first."""
     alive = _sort_failures(diagnosis)
     recorded, printed = group_progress(alive)
-    known = {
+    progress_by_group = {
         group: {**printed.get(group, {}), **recorded.get(group, {})}
         for group in sorted({*recorded, *printed})
     }
     diverged = _find_diverged(recorded, printed)
-    late, _ = find_ranks_behind(known, diverged, find_message_peers(alive))
+    ranks_behind, _ = find_ranks_behind(progress_by_group, diverged, find_message_peers(alive))
     waiting = {item.rank: item.why for item in find_stragglers(diagnosis) if item.rank is not None}
     split = {
         rank: f"the ranks of group {group} called different collectives"
         for group in sorted(diverged)
         if not diverged[group]
-        for rank in known[group]
+        for rank in progress_by_group[group]
     }
     uneven = {
         rank: f"the ranks of group {group} called different numbers of collectives"
-        for group, members in known.items()
+        for group, members in progress_by_group.items()
         if len({progress.enqueued for progress in members.values()}) > 1
         for rank in members
     }
     reasons = (
         OutOfStep(dict(_flatten_diverged(diverged))),
-        OutOfStep(late, is_behind=True),
+        OutOfStep(ranks_behind, is_behind=True),
         OutOfStep(split, has_majority=False),
         OutOfStep(waiting, is_behind=True),
         OutOfStep(uneven, has_majority=False, is_behind=True),
@@ -351,10 +355,10 @@ def _describe_calls(calls: dict[int, Collective], failures: Sequence[WorkerError
             )
             for rank, call in calls.items()
         }
-    at = {failure.rank: _locate_wait(failure) for failure in failures}
+    wait_by_rank = {failure.rank: _locate_wait(failure) for failure in failures}
     ranks_by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, name in names.items():
-        ranks_by_place[name, at.get(rank, "")].append(rank)
+        ranks_by_place[name, wait_by_rank.get(rank, "")].append(rank)
     return ", ".join(
         f"{_list_ranks(ranks)} in {name}{f' at {frame}' if frame else ''}"
         for (name, frame), ranks in ranks_by_place.items()
@@ -363,8 +367,9 @@ def _describe_calls(calls: dict[int, Collective], failures: Sequence[WorkerError
 
 def _list_ranks(ranks: Sequence[int]) -> str:
     listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
-    more = len(ranks) - _MAX_LISTED_RANKS
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{f' and {more} more' if more > 0 else ''}"
+    unlisted_count = len(ranks) - _MAX_LISTED_RANKS
+    more_phrase = f" and {unlisted_count} more" if unlisted_count > 0 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{more_phrase}"
 
 
 def _locate_wait(failure: WorkerError) -> str:
@@ -394,11 +399,11 @@ def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     failed = {judged.failure.rank for judged in misled}
     recorded, _ = group_progress([judged.failure for judged in workers])
-    late, _ = find_ranks_behind(
+    ranks_behind, _ = find_ranks_behind(
         recorded, {}, find_message_peers(judged.failure for judged in workers)
     )
     return _build_candidates(
-        diagnosis, [(rank, why) for rank, why in late.items() if rank not in failed]
+        diagnosis, [(rank, why) for rank, why in ranks_behind.items() if rank not in failed]
     )
 
 
@@ -409,18 +414,20 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     A rank that destroys its process group at the end, or exits, closes its connections. A program
     that exits with 0 leaves no document.
     """
-    if left := find_self_ended_ranks(diagnosis.job):
+    if exited_processes := find_self_ended_ranks(diagnosis.job):
         why = "its process had exited, and its peers waited for it or lost it"
         victims = [
             item
             for item in diagnosis.workers
             if item.waited or item.failure_class is FailureClass.CONSEQUENCE
         ]
-        is_cause = len(left) <= min(MAX_CULPRITS, len(victims)) and len(victims) == len(
+        is_cause = len(exited_processes) <= min(MAX_CULPRITS, len(victims)) and len(victims) == len(
             diagnosis.workers
         )
         return [
-            Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause
+            Candidate(why, exited_process.place.rank, exited_process.place.node, None, "exit")
+            for exited_process in exited_processes
+            if is_cause
         ]
     workers = diagnosis.workers
     stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
@@ -428,15 +435,15 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     # peer: it is a victim
     exiting = [
         Candidate(
-            f"{where.exit_stage} when its peers lost it",
+            f"{position.exit_stage} when its peers lost it",
             failure.rank,
             failure.node,
             failure,
             "exit",
         )
-        for failure, where in stood
-        if where.exit_stage
-        and where.raised_at is None
+        for failure, position in stood
+        if position.exit_stage
+        and position.raised_at is None
         and not prints_a_peers_error(failure.printed)
     ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
@@ -481,12 +488,12 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
             return []
         if not names_a_wait(find_first_cause(exception)):
             return []
-        own, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
+        own_frames, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
         called = [frame.function for frame in frames if _COLLECTIVES_FILE.search(frame.file)]
         operation = called[-1] if called else ""
-        if not own or _SUBGROUP_CALL.search(f"{own[0].code} {operation}"):
+        if not own_frames or _SUBGROUP_CALL.search(f"{own_frames[0].code} {operation}"):
             return []
-        calls[judged.failure.rank] = (operation, format_place(own[0]))
+        calls[judged.failure.rank] = (operation, format_place(own_frames[0]))
     if len(calls) <= MIN_TIMED_OUT_PER_CULPRIT:
         return []
     usual, number = Counter(calls.values()).most_common(1)[0]
@@ -496,8 +503,8 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
     # majority
     if len(odd) != 1 or number != size - 1:
         return []
-    ((rank, (name, at)),) = odd.items()
-    why = f"it waited in {name or 'a backward pass'} at {at}, its peers at {usual[1]}"
+    ((rank, (name, position)),) = odd.items()
+    why = f"it waited in {name or 'a backward pass'} at {position}, its peers at {usual[1]}"
     return _build_candidates(diagnosis, [(rank, why)])
 
 
@@ -551,8 +558,8 @@ def _find_diverged(recorded: Progress, printed: Progress) -> DivergedRanks:
     return diverged
 
 
-def _flatten_diverged(apart: DivergedRanks) -> list[tuple[int, str]]:
-    return [each for group in sorted(apart) for each in apart[group]]
+def _flatten_diverged(diverged: DivergedRanks) -> list[tuple[int, str]]:
+    return [each for group in sorted(diverged) for each in diverged[group]]
 
 
 def _find_first_divergence(
@@ -660,29 +667,33 @@ def _find_ranks_outside_collective(
         if failure.rank not in waited
     }
     stood = {
-        rank: at
-        for rank, at in stood.items()
-        if at[0].exit_stage or at[0].frame not in {"", *lines}
+        rank: position_and_failure
+        for rank, position_and_failure in stood.items()
+        if position_and_failure[0].exit_stage or position_and_failure[0].frame not in {"", *lines}
     }
     away = {
-        rank: at
-        for rank, at in stood.items()
-        if rank is not None and at[0].kind is PositionKind.ELSEWHERE
+        rank: position_and_failure
+        for rank, position_and_failure in stood.items()
+        if rank is not None and position_and_failure[0].kind is PositionKind.ELSEWHERE
     }
     # prefer ranks in a function where no rank timed out: a rank near such a wait may be on its way
     # into it
     away = {
-        rank: at
-        for rank, at in away.items()
-        if LINE_IN_FUNCTION.sub(" in ", at[0].frame) not in functions
+        rank: position_and_failure
+        for rank, position_and_failure in away.items()
+        if LINE_IN_FUNCTION.sub(" in ", position_and_failure[0].frame) not in functions
     } or away
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
-        away = {rank: at for rank, at in stood.items() if rank is not None}
+        away = {
+            rank: position_and_failure
+            for rank, position_and_failure in stood.items()
+            if rank is not None
+        }
     if len(away) > MAX_CULPRITS:
         return []
     return [
-        (rank, f"{where.description} while its peers waited for it")
-        for rank, (where, failure) in sorted(away.items())
+        (rank, f"{position.description} while its peers waited for it")
+        for rank, (position, failure) in sorted(away.items())
         if not prints_a_timeout(failure)  # it waited, too, and may be retrying
     ]
 

@@ -260,9 +260,9 @@ def describe_timed_out_call(failure: WorkerError) -> str:
 
 def _name_ranks(ranks: Collection[int]) -> str:
     listed = sorted(ranks)
-    more = len(listed) - MAX_LISTED_MEMBERS
+    unlisted_count = len(listed) - MAX_LISTED_MEMBERS
     text = ", ".join(map(str, listed[:MAX_LISTED_MEMBERS])) + (
-        f" and {more} more" if more > 0 else ""
+        f" and {unlisted_count} more" if unlisted_count > 0 else ""
     )
     return f"rank{'s' if len(listed) > 1 else ''} {text}"
 
@@ -287,8 +287,13 @@ def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
         for progress in parse_progress(get_printed_text(failure)):
             printed[_name_group(progress, rank, variants[progress.group])][rank] = progress
     # a recorder without group names doesn't show which groups its rank has called
-    known = {rank for rank, _ in every} - {rank for rank, progress in every if not progress.group}
-    compared = {group: _keep_counted(group, members, known) for group, members in recorded.items()}
+    ranks_with_groups = {rank for rank, _ in every} - {
+        rank for rank, progress in every if not progress.group
+    }
+    compared = {
+        group: _keep_counted(group, members, ranks_with_groups)
+        for group, members in recorded.items()
+    }
     names = {*recorded, *printed} - {UNNAMED_GROUP}
     if UNNAMED_GROUP in printed and len(names) <= 1:  # it is the only group
         name = next(iter(names), DEFAULT_GROUP)
@@ -377,27 +382,33 @@ def find_ranks_behind(
 
     `apart` has the diverged ranks of each group; `peers` is the result of `find_message_peers`.
     """
-    late = _find_uncalled(groups, apart)
+    uncalled = _find_uncalled(groups, apart)
     stuck = _find_unseen(groups)
-    if stuck and stuck.keys() >= late.keys():
+    if stuck and stuck.keys() >= uncalled.keys():
         return {
-            rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()
+            rank: _format_sentence("saw the end of", behind, groups)
+            for rank, behind in stuck.items()
         }, True
     # pipeline stages: drop a rank that waits for a message from another late rank, unless they wait
     # for each other
-    awaited = {rank: peers.get(rank, set()) & late.keys() for rank in late}
-    late = {
-        rank: at
-        for rank, at in late.items()
+    awaited = {rank: peers.get(rank, set()) & uncalled.keys() for rank in uncalled}
+    uncalled = {
+        rank: behind
+        for rank, behind in uncalled.items()
         if all(rank in awaited[peer] for peer in awaited[rank])
     }
-    places = {(at.group, at.count) for at in late.values()}
+    places = {(behind.group, behind.count) for behind in uncalled.values()}
     is_one_fault = (
-        not stuck and not any(awaited[rank] for rank in late) and len(places) == len(dict(places))
+        not stuck
+        and not any(awaited[rank] for rank in uncalled)
+        and len(places) == len(dict(places))
     )
-    reasons = {rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()}
+    reasons = {
+        rank: _format_sentence("saw the end of", behind, groups) for rank, behind in stuck.items()
+    }
     return (
-        reasons | {rank: _format_sentence("called", at, groups) for rank, at in late.items()},
+        reasons
+        | {rank: _format_sentence("called", behind, groups) for rank, behind in uncalled.items()},
         is_one_fault,
     )
 
@@ -432,7 +443,7 @@ def _find_uncalled(
     in the diverged collective, which other ranks may have completed with less data.
     """
     usual: dict[str, int] = {}
-    late: dict[str, dict[int, int]] = {}
+    counts_behind: dict[str, dict[int, int]] = {}
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
         # the count of the majority; without a majority, the highest
@@ -447,7 +458,7 @@ def _find_uncalled(
         if group in apart:
             few = {rank: few[rank] for rank, _ in apart[group] if rank in few}
         if few and len(few) * 2 <= len(counts):
-            late[group] = few
+            counts_behind[group] = few
     return _keep_innermost(
         (
             rank,
@@ -458,14 +469,14 @@ def _find_uncalled(
                 len(get_members(groups[group])) or UNKNOWN_GROUP_SIZE,
             ),
         )
-        for group, counts in sorted(late.items())
+        for group, counts in sorted(counts_behind.items())
         for rank, count in sorted(counts.items())
         if not any(
             other != group
             and rank not in ranks
             and rank in groups[other]
             and groups[other][rank].is_outstanding
-            for other, ranks in late.items()
+            for other, ranks in counts_behind.items()
         )
     )
 
@@ -498,7 +509,7 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
             if progress.is_outstanding and rank not in unseen
         )
     # waiting for a peer can't be the reason, so every group counts, not only the smallest
-    return _by_rank((rank, at) for rank, at in ranks_behind if rank not in waits)
+    return _by_rank((rank, behind) for rank, behind in ranks_behind if rank not in waits)
 
 
 # A collective that completes on no rank before all ranks have contributed their data
@@ -512,12 +523,12 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
     completed on another rank.
     """
     done = progress.completed
-    left = (
+    unseen_entries = (
         entry
         for entry in progress.last
         if done is not None and entry.sequence > done and not entry.is_p2p
     )
-    first = next(left, None)
+    first = next(unseen_entries, None)
     return (
         first is not None
         and first.sequence <= ended
@@ -528,8 +539,8 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
 def _keep_innermost(ranks_behind: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
     """Return only the ranks that are behind in one of the smallest groups."""
     ranks = _by_rank(ranks_behind)
-    smallest = min((at.size for at in ranks.values()), default=0)
-    return {rank: at for rank, at in ranks.items() if at.size == smallest}
+    smallest = min((behind.size for behind in ranks.values()), default=0)
+    return {rank: behind for rank, behind in ranks.items() if behind.size == smallest}
 
 
 def _by_rank(ranks_behind: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
@@ -544,12 +555,12 @@ def _by_rank(ranks_behind: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBe
     )
 
 
-def _format_sentence(verb: str, at: RankBehind, groups: Progress) -> str:
-    members = get_members(groups[at.group])
+def _format_sentence(verb: str, behind: RankBehind, groups: Progress) -> str:
+    members = get_members(groups[behind.group])
     is_listed = (
-        at.group == DEFAULT_GROUP
-        or at.group.endswith(_format_members(members))
+        behind.group == DEFAULT_GROUP
+        or behind.group.endswith(_format_members(members))
         or not 0 < len(members) <= MAX_LISTED_MEMBERS
     )
-    which = at.group if is_listed else f"{at.group} {_format_members(members)}"
-    return f"it {verb} {at.count} collectives of group {which}, its peers {at.usual}"
+    which = behind.group if is_listed else f"{behind.group} {_format_members(members)}"
+    return f"it {verb} {behind.count} collectives of group {which}, its peers {behind.usual}"

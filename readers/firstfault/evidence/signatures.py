@@ -265,7 +265,7 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
             f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]"
         )
     tables_at = _find_tables(text)
-    seen: dict[str, int] = {}
+    line_by_id: dict[str, int] = {}
     tables: dict[str, tuple[Signature, ...]] = {}
     for kind in ("noise", "signature"):
         entries = content.get(kind, [])
@@ -275,16 +275,17 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
         for index, entry in enumerate(entries):
             line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
             signature = _parse_signature(entry, f"{name}:{line}")
-            if signature.id in seen:
+            if signature.id in line_by_id:
                 raise SignatureError(
-                    f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}"
+                    f"{name}:{line}: id {signature.id!r} is taken by line"
+                    f" {line_by_id[signature.id]}"
                 )
-            seen[signature.id] = line
+            line_by_id[signature.id] = line
             signatures.append(signature)
         tables[kind] = tuple(signatures)
     if check_examples:
         for signature in (*tables["noise"], *tables["signature"]):
-            _check_patterns(signature, f"{name}:{seen[signature.id]}")
+            _check_patterns(signature, f"{name}:{line_by_id[signature.id]}")
     return Signatures(tables["noise"], tables["signature"])
 
 
@@ -298,30 +299,30 @@ def _find_tables(text: str) -> dict[str, list[int]]:
     return lines_by_kind
 
 
-def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:
+def _parse_signature(entry: Mapping[str, Any], location: str) -> Signature:
     missing = sorted(_REQUIRED - entry.keys())
     if missing:
-        raise SignatureError(f"{where}: {missing[0]!r} is missing")
+        raise SignatureError(f"{location}: {missing[0]!r} is missing")
     unknown = sorted(entry.keys() - _REQUIRED - _OPTIONAL)
     if unknown:
-        raise SignatureError(f"{where}: unknown key {unknown[0]!r}")
+        raise SignatureError(f"{location}: unknown key {unknown[0]!r}")
     for key in sorted(_REQUIRED):
         if not isinstance(entry[key], str) or not entry[key].strip():
-            raise SignatureError(f"{where}: {key!r} must be a text that is not empty")
+            raise SignatureError(f"{location}: {key!r} must be a text that is not empty")
     types = entry.get("types", [])
     if not isinstance(types, list) or not all(isinstance(item, str) and item for item in types):
-        raise SignatureError(f"{where}: 'types' must be a list of exception names")
+        raise SignatureError(f"{location}: 'types' must be a list of exception names")
     if entry["role"] not in {role.value for role in Role}:
         raise SignatureError(
-            f"{where}: role {entry['role']!r} must be one of"
+            f"{location}: role {entry['role']!r} must be one of"
             f" {', '.join(role.value for role in Role)}"
         )
     if entry["category"] not in CATEGORIES:
         raise SignatureError(
-            f"{where}: category {entry['category']!r} is none; see docs/reference/categories.md"
+            f"{location}: category {entry['category']!r} is none; see docs/reference/categories.md"
         )
     if not isinstance(entry.get("unless", ""), str):
-        raise SignatureError(f"{where}: 'unless' must be a pattern")
+        raise SignatureError(f"{location}: 'unless' must be a pattern")
     return Signature(
         id=entry["id"],
         pattern=Pattern(entry["pattern"]),
@@ -334,27 +335,29 @@ def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:
     )
 
 
-def _check_patterns(signature: Signature, where: str) -> None:
-    _check_pattern(signature.pattern, "pattern", where)
+def _check_patterns(signature: Signature, location: str) -> None:
+    _check_pattern(signature.pattern, "pattern", location)
     if signature.unless is not None:
-        _check_pattern(signature.unless, "unless", where)
+        _check_pattern(signature.unless, "unless", location)
     if signature.pattern.search(signature.example) is None:
         raise SignatureError(
-            f"{where}: the pattern of {signature.id!r} is not found in its own example"
+            f"{location}: the pattern of {signature.id!r} is not found in its own example"
         )
     if signature.search(signature.example) is None:
-        raise SignatureError(f"{where}: 'unless' of {signature.id!r} is found in its own example")
+        raise SignatureError(
+            f"{location}: 'unless' of {signature.id!r} is found in its own example"
+        )
 
 
-def _check_pattern(pattern: Pattern, key: str, where: str) -> None:
+def _check_pattern(pattern: Pattern, key: str, location: str) -> None:
     try:
         is_in_empty_text = pattern.search("") is not None
     except SignatureError as error:
-        raise SignatureError(f"{where}: {key!r} {error}") from error
+        raise SignatureError(f"{location}: {key!r} {error}") from error
     if is_in_empty_text:
-        raise SignatureError(f"{where}: {key!r} is found in an empty text")
+        raise SignatureError(f"{location}: {key!r} is found in an empty text")
     strange = sorted(name for name in pattern.groups if name.rstrip("0123456789") not in _POINTERS)
     if strange:
         raise SignatureError(
-            f"{where}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}"
+            f"{location}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}"
         )

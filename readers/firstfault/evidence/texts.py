@@ -120,30 +120,30 @@ def classify(
     text = f"{exception_type}: {message}" if exception_type else message
     if len(text) > _MAX_CHARACTERS_READ:
         text = f"{text[: _MAX_CHARACTERS_READ // 2]}\n{text[-_MAX_CHARACTERS_READ // 2 :]}"
-    left = encoded(_CPP_TERMINATE_PREFIX.sub("", text))
+    remaining_text = encoded(_CPP_TERMINATE_PREFIX.sub("", text))
     noises = []
-    for noise in signatures.noise_filter.possible(left):
-        if noise.search(left) is not None:
+    for noise in signatures.noise_filter.possible(remaining_text):
+        if noise.search(remaining_text) is not None:
             noises.append(noise)
-            left = noise.pattern.cut_from(left)
+            remaining_text = noise.pattern.cut_from(remaining_text)
     # prefer noise with a definite role over ambiguous noise
     cut = min(noises, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
     if cut is not None and ANY_EXCEPTION not in types:
         # the name of the log isn't part of the text
-        left = left.removeprefix(encoded(f"{exception_type}:"))
-    if cut is not None and re.fullmatch(r"[\W_]*", left.decode("utf-8")):
+        remaining_text = remaining_text.removeprefix(encoded(f"{exception_type}:"))
+    if cut is not None and re.fullmatch(r"[\W_]*", remaining_text.decode("utf-8")):
         return _to_classification(cut)
-    ends = _without_notices(left, exception_type, types)
-    for signature in signatures.filter.possible(left):
+    ends = _without_notices(remaining_text, exception_type, types)
+    for signature in signatures.filter.possible(remaining_text):
         if not signature.fits(types):
             continue
         # a warning or a retry isn't the fault that ended the process, so lines that show it
         # continued don't count as local evidence; but NCCL may report a lost connection only at
         # level INFO, so other roles search all lines
-        groups = signature.search(ends if signature.role is Role.PRIMARY else left)
+        groups = signature.search(ends if signature.role is Role.PRIMARY else remaining_text)
         if groups is not None:
             judged = _to_classification(signature, _build_pointer(groups))
-            return _adjust_by_size(_adjust_by_progress(judged, left), left)
+            return _adjust_by_size(_adjust_by_progress(judged, remaining_text), remaining_text)
     if cut is not None:
         return _to_classification(cut)
     return Classification(Role.AMBIGUOUS, "unknown", "", "no signature fits this text")
@@ -245,9 +245,9 @@ _SURVIVAL_LINES = Pattern(
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
     """Remove the lines which show that the program continued."""
     # an exception's first line is what was raised, and a log's name isn't part of the text
-    whole = text.find(b"\n") + 1 or len(text)
+    first_line_end = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
-    begin = whole if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0
+    begin = first_line_end if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0
     return text[:begin] + _SURVIVAL_LINES.cut_from(text[begin:])
 
 
@@ -341,10 +341,10 @@ def find_message(failure: WorkerError) -> Message:
 def _describe_exit_call(exception: ExceptionInfo, end: str) -> str:
     """Return the code and place of an exit without a text."""
     frames = first_cause.find_own_frames(exception)
-    at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
+    position = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
     if end in {"", _SUCCESS}:
-        return f"it exited at {at}" if at else _ENDED
-    return f"{end} at {at}" if at else end
+        return f"it exited at {position}" if position else _ENDED
+    return f"{end} at {position}" if position else end
 
 
 def has_reached_end(failure: WorkerError) -> bool:
@@ -468,22 +468,22 @@ def _build_exception_message(exception: ExceptionInfo) -> Message:
     causes = first_cause.find_causes(exception)
     original = first_cause.find_first_cause(exception)
     text = extract_sentence(original.message)
-    here = extract_sentence(add_remote_cause(causes.first).message)
-    about = here if here != text else ""
+    cause_sentence = extract_sentence(add_remote_cause(causes.first).message)
+    about = cause_sentence if cause_sentence != text else ""
     wrapper = ""
     # the wrapper nearest to the first cause has the most detail; an exception group has none
-    near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(
+    nearest = [outer for outer in causes.wrappers if not outer.members][-1:] or list(
         causes.wrappers[:1]
     )
-    if near and not (text and text in near[0].message):
-        inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
+    if nearest and not (text and text in nearest[0].message):
+        inner = (*causes.wrappers[causes.wrappers.index(nearest[0]) + 1 :], causes.first)[0]
         wrapper = (
-            f"{'raised as' if first_cause.is_wrapper(near[0], inner) else 'then'}"
-            f" {get_short_name(near[0])}"
+            f"{'raised as' if first_cause.is_wrapper(nearest[0], inner) else 'then'}"
+            f" {get_short_name(nearest[0])}"
         )
-        if said := extract_sentence(near[0].message):
+        if said := extract_sentence(nearest[0].message):
             wrapper += f": {said}"
-        if near[0] is not causes.wrappers[0]:
+        if nearest[0] is not causes.wrappers[0]:
             wrapper += f", then {get_short_name(causes.wrappers[0])}"
     if causes.wrappers and get_short_name(original) == "SystemExit":
         text = f"the program called sys.exit({text})"

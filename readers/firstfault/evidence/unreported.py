@@ -64,18 +64,18 @@ def find_lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     candidates = []
     for entry in job.roster:
         node = entry.place.node
-        lost = {
+        lost_receipts = {
             item.rank: item
             for item in entry.receipts
             if not item.withdrawn and item.name not in present
         }
         for rank in entry.ranks if entry.phase is model.Phase.FAILED else ():
-            is_lost = rank in lost or not entry.receipts
+            is_lost = rank in lost_receipts or not entry.receipts
             if not is_lost or rank in unopened or (node, rank) in reported:
                 continue
-            if rank in lost and _parse_fingerprint(lost[rank].name) in of_victims:
+            if rank in lost_receipts and _parse_fingerprint(lost_receipts[rank].name) in of_victims:
                 continue
-            reason = lost[rank].error if rank in lost else ""
+            reason = lost_receipts[rank].error if rank in lost_receipts else ""
             why = (
                 f"its document was not uploaded ({reason})" if reason else "its document is missing"
             )
@@ -98,7 +98,7 @@ def find_ranks_without_failure(job: model.JobErrors) -> dict[int, str]:
 
     Ranks without an agent aren't among them.
     """
-    known = {failure.rank for failure in job.failures} | {
+    reported_ranks = {failure.rank for failure in job.failures} | {
         rank for group in job.unopened for rank in group.ranks
     }
     failed = [entry for entry in job.roster if entry.phase is model.Phase.FAILED and entry.receipts]
@@ -107,12 +107,12 @@ def find_ranks_without_failure(job: model.JobErrors) -> dict[int, str]:
         for entry in job.roster
         if entry.phase is model.Phase.SUCCEEDED and entry.place.rank is None
     ]
-    known |= {receipt.rank for entry in failed for receipt in entry.receipts}
+    reported_ranks |= {receipt.rank for entry in failed for receipt in entry.receipts}
     return {
         rank: entry.place.node
         for entry in failed + finished
         for rank in entry.ranks
-        if rank not in known
+        if rank not in reported_ranks
     }
 
 
@@ -288,6 +288,8 @@ def find_blamed_nodes(diagnosis: Diagnosis) -> list[Candidate]:
 def _find_nodes_without_document(job: model.JobErrors) -> set[str]:
     """Return the nodes that joined the round and left no document."""
     listed = {number for group in job.unopened for number in group.group_ranks}
-    there = {failure.node for failure in job.failures}
-    there |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}
-    return {entry.place.node for entry in job.roster} - there
+    documented_nodes = {failure.node for failure in job.failures}
+    documented_nodes |= {
+        entry.place.node for entry in job.roster if entry.place.group_rank in listed
+    }
+    return {entry.place.node for entry in job.roster} - documented_nodes

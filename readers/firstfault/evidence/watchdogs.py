@@ -54,45 +54,49 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     # count, too
     exits = list(filter(_is_exit, diagnosis.classified))
     codes = {judged.failure.exit_code for judged in gave_up or exits}
-    known = set(map(id, gave_up))
-    left = gave_up + [
-        judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes
+    gave_up_ids = set(map(id, gave_up))
+    waiting_failures = gave_up + [
+        judged
+        for judged in exits
+        if id(judged) not in gave_up_ids and judged.failure.exit_code in codes
     ]
     # unread documents with the same fingerprint count, too: in a large cascade only a few are
     # opened
-    count = len(left) + len(
-        diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left})
+    count = len(waiting_failures) + len(
+        diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in waiting_failures})
     )
     size = max(
-        MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left)
+        MIN_RANKS,
+        len(diagnosis.workers),
+        *(judged.failure.place.world_size for judged in waiting_failures),
     )
     is_most = len(codes) == 1 and count * 2 > size
     if not gave_up and not (
-        is_most and all(_mentions(judged, _NO_REASON_GIVEN) for judged in left)
+        is_most and all(_mentions(judged, _NO_REASON_GIVEN) for judged in waiting_failures)
     ):
         return diagnosis
-    if count < MIN_RANKS and not _mentions(left[0], _NO_PROGRESS, _JOB_WIDE_WORD):
+    if count < MIN_RANKS and not _mentions(waiting_failures[0], _NO_PROGRESS, _JOB_WIDE_WORD):
         return diagnosis  # it may have waited for anything
-    others = _reclassify_as_waits(diagnosis, left)
+    others = _reclassify_as_waits(diagnosis, waiting_failures)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
         return others
     # Rank 3 is stuck in its data loader, and ranks 0 to 2 gave up: the straggler explains the
     # exits. Without a message it must have called a collective before: during startup, ranks may
     # exit with one code for any shared reason.
     if _find_stragglers_elsewhere(others, has_begun=not gave_up):
-        return replace(others, late=tuple(left))
+        return replace(others, late=tuple(waiting_failures))
     return others if gave_up and count >= MIN_RANKS and _is_exit(gave_up[0]) else diagnosis
 
 
 def find_stragglers_before_exits(
-    diagnosis: Diagnosis, left: Collection[ClassifiedFailure]
+    diagnosis: Diagnosis, exits: Collection[ClassifiedFailure]
 ) -> list[Candidate]:
-    """Return the stragglers at the time when the ranks in `left` exited,
+    """Return the stragglers at the time when the ranks in `exits` exited,
     if a straggler had called a collective.
     """
-    if not all(map(_is_exit, left)):
+    if not all(map(_is_exit, exits)):
         return []
-    return _find_stragglers_elsewhere(_reclassify_as_waits(diagnosis, left), has_begun=True)
+    return _find_stragglers_elsewhere(_reclassify_as_waits(diagnosis, exits), has_begun=True)
 
 
 # In the last output of a process with an unfinished wait, as are the words of `_NO_PROGRESS`
@@ -192,10 +196,12 @@ def _find_stragglers_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list
     )
 
 
-def _reclassify_as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> Diagnosis:
+def _reclassify_as_waits(
+    diagnosis: Diagnosis, failures: Collection[ClassifiedFailure]
+) -> Diagnosis:
     """Reclassify these failures as waits, except where the stack shows something else."""
     changed = {}
-    for item in left:
+    for item in failures:
         waited = locate_main_thread(item.failure).kind is not PositionKind.ELSEWHERE
         changed[id(item)] = replace(item, failure_class=FailureClass.UNCLEAR, waited=waited)
     return replace(

@@ -84,8 +84,10 @@ def _add_recorded_context(
     recorded = {(frame.file, frame.line): frame for frame in exception.text_frames}
 
     def add_context(frame: FrameInfo) -> FrameInfo:
-        known = recorded.get((frame.file, frame.line), frame)
-        return replace(frame, context=known.context, context_line=known.context_line)
+        recorded_frame = recorded.get((frame.file, frame.line), frame)
+        return replace(
+            frame, context=recorded_frame.context, context_line=recorded_frame.context_line
+        )
 
     return (
         tuple(replace(link, frames=tuple(map(add_context, link.frames))) for link in remote)

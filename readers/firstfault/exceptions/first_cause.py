@@ -215,23 +215,25 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     # the frame that handled `context`, the frames that the handler called, and the source around
     # the handler's call
     below = outer.frames[len(functions) - functions[::-1].index(handling) :]
-    at = outer.frames[-len(below) - 1]
-    here = at.line - at.context_line
-    above = find_enclosing_handler(at.context, here)
-    clause = _EXCEPT_CLAUSE.match(at.code if above is None else at.context[above])
+    handling_frame = outer.frames[-len(below) - 1]
+    line_index = handling_frame.line - handling_frame.context_line
+    above = find_enclosing_handler(handling_frame.context, line_index)
+    clause = _EXCEPT_CLAUSE.match(
+        handling_frame.code if above is None else handling_frame.context[above]
+    )
     expected = (
         {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
     )
-    code = _EXCEPT_CLAUSE.sub("", at.code).strip()
+    code = _EXCEPT_CLAUSE.sub("", handling_frame.code).strip()
     name = get_short_name(context)
-    own = [frame for frame in context.frames if _is_own_frame(frame)]
+    own_frames = [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a
     # library
     is_expected = (
         expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
     )
-    is_raised = any(frame.code.startswith("raise") for frame in own)
-    is_lookup = name in _LOOKUP_TYPES and is_expected and len(own) <= 1 and not is_raised
+    is_raised = any(frame.code.startswith("raise") for frame in own_frames)
+    is_lookup = name in _LOOKUP_TYPES and is_expected and len(own_frames) <= 1 and not is_raised
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
         return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
@@ -244,7 +246,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         return False
     is_own = bool(below) and _is_own_frame(below[0])
     is_again = is_own and _get_function(below[0]) in map(_get_function, context.frames[1:2])
-    if not own:
+    if not own_frames:
         return True  # raised and caught within a library
     if is_again and not expected <= _LOOKUP_TYPES:
         # the same function was called again: a second try, which fails because of the first
@@ -255,13 +257,13 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURES and not has_substitute:
         return False
     if above is not None:
-        after = (
+        next_lines = (
             n
-            for n in range(here + 1, len(at.context))
-            if find_enclosing_handler(at.context, n) == above
+            for n in range(line_index + 1, len(handling_frame.context))
+            if find_enclosing_handler(handling_frame.context, n) == above
         )
-        if "finally" in at.context[above] or any(
-            _LEAVING_STATEMENT.match(at.context[n]) for n in after
+        if "finally" in handling_frame.context[above] or any(
+            _LEAVING_STATEMENT.match(handling_frame.context[n]) for n in next_lines
         ):
             return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
@@ -274,8 +276,8 @@ def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
     """Return the index of the `except` or `finally` around a line, or None if the line isn't in
     such a block.
     """
-    near = lines[max(at - _HANDLER_LINES_READ, 0) : at + 1]
-    margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
+    lines_above = lines[max(at - _HANDLER_LINES_READ, 0) : at + 1]
+    margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in lines_above]
     for index in range(at - 1, at - len(margins), -1):
         margin = margins[index - at - 1]
         if margin < min(margins[index - at :]) and (block := _BLOCK_START.match(lines[index])):

@@ -253,32 +253,34 @@ _GROUP_BORDER = LazyPattern(r"^\s*[+-]{9,}\s*$")
 
 def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Sequence[str]]:
     end = next(
-        (at for at, line in enumerate(lines[1:], 1) if not line.startswith((" ", "|", "+"))),
+        (index for index, line in enumerate(lines[1:], 1) if not line.startswith((" ", "|", "+"))),
         len(lines),
     )
     inner = [
         GROUP_GUTTER.sub("", line[indent:], count=1) if line.strip() else ""
         for line in lines[1:end]
     ]
-    starts = [(at, line) for at, line in enumerate(lines[1:end]) if _GROUP_MEMBER_START.match(line)]
-    borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT_COLUMNS]
-    own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
-    if own is None:
+    starts = [
+        (index, line) for index, line in enumerate(lines[1:end]) if _GROUP_MEMBER_START.match(line)
+    ]
+    borders = [index for index, line in starts if _measure_indent(line) <= indent + _INDENT_COLUMNS]
+    group_exception = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
+    if group_exception is None:
         return None, lines[end:]
     # each member is printed between borders, indented, as a traceback that may have causes and
     # members again
     members = []
-    for border, until in itertools.pairwise([*borders, len(inner)]):
+    for border, next_border in itertools.pairwise([*borders, len(inner)]):
         body = [
             GROUP_GUTTER.sub("", line[indent + _INDENT_COLUMNS :], count=1)
-            for line in lines[border + 2 : until + 1]
+            for line in lines[border + 2 : next_border + 1]
         ]
         member = find_printed_exception(
             "\n".join(line for line in body if not _GROUP_BORDER.match(line))
         )
         if member is not None:
             members.append(member.exception)
-    return replace(own, members=tuple(members)), lines[end:]
+    return replace(group_exception, members=tuple(members)), lines[end:]
 
 
 def _measure_indent(line: str) -> int:

@@ -409,10 +409,12 @@ def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
     final = next((item for item in ordered if _was_written_after_end(item)), None)
     in_flight = sorted((item for item in ordered if item.in_flight), key=_time_order)
     process = final or next(iter(in_flight), None)
-    early = [item for item in in_flight if process is not None and _same_process(item, process)]
-    if not early:
+    earlier_documents = [
+        item for item in in_flight if process is not None and _same_process(item, process)
+    ]
+    if not earlier_documents:
         return [ordered[0]]
-    return early if final is None else [*early, final]
+    return earlier_documents if final is None else [*earlier_documents, final]
 
 
 def _was_written_after_end(document: WorkerError) -> bool:
@@ -424,9 +426,9 @@ def _was_written_after_end(document: WorkerError) -> bool:
     )
 
 
-def _same_process(one: WorkerError, other: WorkerError) -> bool:
+def _same_process(first: WorkerError, second: WorkerError) -> bool:
     # 0 means unknown
-    pids = {one.place.pid, other.place.pid}
+    pids = {first.place.pid, second.place.pid}
     return len(pids) == 1 or 0 in pids
 
 
@@ -527,9 +529,9 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     unreadable: Sequence[Unreadable],
     expected_nodes: int | None,
 ) -> model.Coverage:
-    known = [entry.place.group_world_size for entry in roster]
-    known += [failure.place.group_world_size for failure in failures]
-    expected = expected_nodes or max(known, default=0) or None
+    group_sizes = [entry.place.group_world_size for entry in roster]
+    group_sizes += [failure.place.group_world_size for failure in failures]
+    expected = expected_nodes or max(group_sizes, default=0) or None
     done = nodes_reported(roster)
     joined = {node_key(entry.place) for entry in roster}
     by_name: dict[str, NodeKey] = {}
@@ -555,20 +557,24 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     # the entry of a log is about the whole job, not about a node
     logs = {node_key(entry.place) for entry in roster if entry.place.engine == OF_LOGS}
     silent = sorted(joined - reported - logs, key=node_order)
-    lost = _receipt_notes(snapshot, roster)
+    receipt_notes = _receipt_notes(snapshot, roster)
     unconfirmed = [
         f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names"
         f" {said}"
         for failure in failures
         if (said := judged.find_unconfirmed_claim(failure))
     ]
-    has_gaps = bool(unreadable or lost or unconfirmed or joined - finished or snapshot.notes)
+    has_gaps = bool(
+        unreadable or receipt_notes or unconfirmed or joined - finished or snapshot.notes
+    )
     return model.Coverage(
         expected=expected,
         reported=len(reported),
         unreadable=len(unreadable),
         complete=expected is not None and len(finished) >= expected and not has_gaps,
-        notes=tuple(_list_notes(snapshot, failures, unreadable, lost, unconfirmed, silent)),
+        notes=tuple(
+            _list_notes(snapshot, failures, unreadable, receipt_notes, unconfirmed, silent)
+        ),
     )
 
 
@@ -616,10 +622,11 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
             "took part but sent no report:"
             f" {names}{' and others' if len(silent) > _MAX_LISTED_NAMES else ''}"
         )
-    left = sum(group.count for group in snapshot.unopened)
+    unopened_count = sum(group.count for group in snapshot.unopened)
     opened = sum(len(failure.documents) for failure in failures)
-    if left:
-        yield f"read {opened} of {opened + left} documents (the rest report the same faults)"
+    if unopened_count:
+        total = opened + unopened_count
+        yield f"read {opened} of {total} documents (the rest report the same faults)"
     if snapshot.unopened_history:
         yield f"{snapshot.unopened_history} documents of earlier rounds were not opened"
     files: list[WorkerError | model.Seal | NodePresence] = [
@@ -633,9 +640,12 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
         yield f"a newer version of firstfault wrote {newer} of the files; {how}"
 
 
-def _first_few(notes: Sequence[str], rest: str) -> list[str]:
-    more = len(notes) - _MAX_LISTED_NAMES
-    return [*notes[:_MAX_LISTED_NAMES], *([f"{more} {rest}"] if more > 0 else [])]
+def _first_few(notes: Sequence[str], ending: str) -> list[str]:
+    unlisted_count = len(notes) - _MAX_LISTED_NAMES
+    return [
+        *notes[:_MAX_LISTED_NAMES],
+        *([f"{unlisted_count} {ending}"] if unlisted_count > 0 else []),
+    ]
 
 
 def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
@@ -647,18 +657,19 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
     notes = []
     for entry in roster:
         for receipt in entry.receipts:
-            where = entry.place.node or entry.place.host
+            node_name = entry.place.node or entry.place.host
             if receipt.name in stored:
                 continue  # the recorder may have uploaded it after its agent's deadline
             if not receipt.durable:
                 why = receipt.error or "no reason given"
                 notes.append(
-                    f"the document of {_format_rank(receipt.rank)} on {where} was not uploaded:"
+                    f"the document of {_format_rank(receipt.rank)} on {node_name} was not uploaded:"
                     f" {why}"
                 )
             elif receipt.name not in present and receipt.name not in snapshot.listed:
                 notes.append(
-                    f"{where} reported the upload of {receipt.name}, but the document is missing"
+                    f"{node_name} reported the upload of {receipt.name}, but the document is"
+                    " missing"
                 )
     return notes
 

@@ -161,13 +161,15 @@ async def await_nodes(
         unreadable.update(item.name for item in bad)
         roster = list(known.values())
         done = nodes_done(roster, patience.expected_nodes)
-        left = deadline - time.monotonic()
-        if not done and left > 0 and patience.enough is not None:
+        remaining_seconds = deadline - time.monotonic()
+        if not done and remaining_seconds > 0 and patience.enough is not None:
             done = await asyncio.to_thread(patience.enough, roster)
         if (
             done
-            or left <= 0
-            or await _sleep_until_shutdown(min(pause, left), patience.shutdown_requested)
+            or remaining_seconds <= 0
+            or await _sleep_until_shutdown(
+                min(pause, remaining_seconds), patience.shutdown_requested
+            )
         ):
             return {name: entry for name, entry in known.items() if name not in unreadable}, done
         pause = min(pause * 1.5, _MAX_POLL_SECONDS)
@@ -194,24 +196,24 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
     """
     # the first document is requested while the second page is still loading: it saves one round
     # trip
-    early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
+    early_reads: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
 
     def start(item: ObjectInfo) -> None:
-        early[item.name] = asyncio.create_task(fetch.read_listed(store, item))
+        early_reads[item.name] = asyncio.create_task(fetch.read_listed(store, item))
 
     async def read(item: ObjectInfo) -> WorkerError | Seal | Unreadable:
-        task = early.get(item.name)
+        task = early_reads.get(item.name)
         return await (task if task is not None else fetch.read_listed(store, item))
 
     try:
         listing = await begin_listing(store, layout, start, selection.MAX_SMALL_ATTEMPT_FILES)
         newest = selection.find_newest_incarnations(listing)
         first = selection.find_first_documents(listing, newest) if listing.is_sorted else []
-        if not first or listing.node_bundles:
+        if not first or listing.all_nodes_bundles:
             return None, listing
         documents = await each(read, [*map(listing.get_object, first), *listing.flyte_error_files])
     finally:
-        await asyncio.gather(*early.values(), return_exceptions=True)
+        await asyncio.gather(*early_reads.values(), return_exceptions=True)
     opened = dict(zip(first, documents, strict=False))
     for document, read_of_it in opened.items():
         if not isinstance(read_of_it, WorkerError) or not selection.agrees_with_name(
@@ -222,11 +224,11 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         # be the root cause
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
-    more = " at least" if listing.resume_name is not None else ""
+    at_least_phrase = " at least" if listing.resume_name_in_keys is not None else ""
     count = len(listing.documents)
     note = (
-        f"only the first page of names was read ({count} documents{more}), and {len(first)} were"
-        " opened"
+        f"only the first page of names was read ({count} documents{at_least_phrase}), and"
+        f" {len(first)} were opened"
     )
     current = selection.list_round_documents(
         listing.documents, listing.find_last_round(), newest or {}
@@ -321,7 +323,7 @@ class _Look:
             {key.round for key in keys}, {item.key.round for item in documents}, self._restarts
         )
         newest = selection.list_round_incarnations(keys, round_)
-        gone = {
+        gone_names = {
             receipt.name
             for entry in self._roster.values()
             for receipt in entry.receipts
@@ -331,7 +333,9 @@ class _Look:
         }
         current = selection.list_round_documents(documents, round_, newest)
         self._current = [
-            document for document in current if not gone or str(document.key) not in gone
+            document
+            for document in current
+            if not gone_names or str(document.key) not in gone_names
         ]
         self._history = selection.sort_by_time(set(documents).difference(current))
         groups = selection.group_by_fault(self._current)
@@ -365,8 +369,8 @@ class _Look:
             named, why = await attempted(self._find_more_ranks(needs))
             if named is None:  # a broken third-party strategy must not abort the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
-            left = [document for document in self._current if document not in self._opened]
-            of_named = [document for document in left if document.key.rank in (named or ())]
+            unopened = [document for document in self._current if document not in self._opened]
+            of_named = [document for document in unopened if document.key.rank in (named or ())]
             wanted = [*of_named[: selection.NEXT_STEP_DOCUMENTS], *self._list_unclear(groups)]
         return True
 

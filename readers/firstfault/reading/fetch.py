@@ -240,7 +240,7 @@ async def with_copies(
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
-    of_nodes = await _unpack_bundle(store, listing, listing.node_bundles)
+    of_nodes = await _unpack_bundle(store, listing, listing.all_nodes_bundles)
     if of_nodes:
         store = StoreWithCopies(store, of_nodes, store.uri)
         listing = await list_everything(store, listing.layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from firstfault.layout import (
     ErrorKey,
@@ -18,8 +19,10 @@ from firstfault.layout import (
 from firstfault.store import ObjectInfo, Page, ReadableStore
 from firstfault.utils.run_sync import each, gathered
 
-_FLYTE_FILES_START = "error"
-"""Start of a listing: Flyte's own files sort after this name, and before our folders."""
+_BEFORE_FLYTE_FILES = "error"
+"""Sorts before Flyte's own error files, which sort before our folders."""
+_FLYTE_FILE_PREFIX = "error"
+"""Begins the names of Flyte's own error files."""
 _BEFORE_NAMES = "!"
 """Sorts before all names in a folder. Some storages don't accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
@@ -27,6 +30,14 @@ _AFTER_KEYS = "e1-:"
 _MAX_CONCURRENT_PARTS = 32
 """Maximum number of listing parts that are read concurrently."""
 _AFTER_ANY_TIME_NS = 1 << 64
+
+
+class ProcessKey(NamedTuple):
+    """The parts of a document's name that identify its process."""
+
+    rank: int | None
+    group_rank: int | None
+    incarnation: int
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +57,11 @@ class ListedDocument:
         return _AFTER_ANY_TIME_NS if self.key.timestamp_ns is None else self.key.timestamp_ns
 
     @property
-    def process_key(self) -> tuple[int | None, int | None, int]:
+    def process_key(self) -> ProcessKey:
         """The process that the document is about:
         the same for documents of a worker and of its agent.
         """
-        return (self.key.rank, self.key.group_rank, self.key.incarnation)
+        return ProcessKey(self.key.rank, self.key.group_rank, self.key.incarnation)
 
 
 @dataclass
@@ -73,14 +84,14 @@ class Listing:
     """Records of restarts within the attempt."""
     is_sorted: bool = True
     """Whether all pages so far were sorted by name."""
-    resume_name: str | None = None
+    resume_name_in_keys: str | None = None
     """The name after which to continue listing, up to the last key, or None if all keys are listed.
     """
-    resume_name_after_keys: str | None = None
+    resume_name_behind_keys: str | None = None
     """The name after which to continue listing files behind the keys, or None if all are listed."""
 
     @property
-    def node_bundles(self) -> list[ObjectInfo]:
+    def all_nodes_bundles(self) -> list[ObjectInfo]:
         """Bundles with the files of all nodes, if each node has a separate folder."""
         return [item for item in self.bundles if is_of_nodes(item.base)]
 
@@ -92,7 +103,7 @@ class Listing:
                 *self.unknown_documents,
                 *self.flyte_error_files,
                 *self.roster,
-                *self.node_bundles,
+                *self.all_nodes_bundles,
                 *self.restarts,
             )
         )
@@ -139,7 +150,7 @@ async def begin_listing(
     store: ReadableStore,
     layout: Layout,
     on_first_document: Callable[[ObjectInfo], None] = lambda _: None,
-    max_small_objects: int = 0,
+    max_objects_without_early_read: int = 0,
 ) -> Listing:
     """List two pages concurrently: the first documents, and the first names after the keys.
 
@@ -152,27 +163,27 @@ async def begin_listing(
         layout: the attempt's folders.
         on_first_document: called with the first document by name as soon as it is listed, to start
             reading early.
-        max_small_objects: `on_first_document` isn't called if the page has at most this number of
-            objects.
+        max_objects_without_early_read: `on_first_document` isn't called if the page has at most
+            this number of objects.
     """
     listing = Listing(layout)
     end = _get_keys_end(layout)
 
-    async def documents() -> None:
+    async def list_first_documents() -> None:
         page = await store.page(
-            _FLYTE_FILES_START if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}"
+            _BEFORE_FLYTE_FILES if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}"
         )
         item = next(
             (item for item in page.objects if item.name.startswith(f"{layout.errors}/")), None
         )
-        if item is not None and len(page.objects) > max_small_objects:
+        if item is not None and len(page.objects) > max_objects_without_early_read:
             on_first_document(item)
-        listing.resume_name = _add_page(listing, page, end)
+        listing.resume_name_in_keys = _add_page(listing, page, end)
 
-    async def after_keys() -> None:
-        listing.resume_name_after_keys = _add_page(listing, await store.page(end), None)
+    async def list_names_behind_keys() -> None:
+        listing.resume_name_behind_keys = _add_page(listing, await store.page(end), None)
 
-    await gathered(documents(), after_keys())
+    await gathered(list_first_documents(), list_names_behind_keys())
     return listing
 
 
@@ -197,8 +208,8 @@ async def list_everything(
     if begun is not None and begun.is_sorted:
         end = _get_keys_end(layout)
         parts = [
-            *_split_range(begun.resume_name, part_starts, end),
-            *_split_range(begun.resume_name_after_keys, part_starts, None),
+            *_split_range(begun.resume_name_in_keys, part_starts, end),
+            *_split_range(begun.resume_name_behind_keys, part_starts, None),
         ]
 
         async def read_part(part: tuple[str, str | None]) -> None:
@@ -242,7 +253,7 @@ def _add_page(listing: Listing, page: Page, end: str | None) -> str | None:
         # aren't ours
         return max(last, f"{roster}/{_BEFORE_NAMES}") if last < f"{roster}0" else None
     # after Flyte's own files, jump to the documents: folders in between may be large
-    return last if last.startswith(_FLYTE_FILES_START) else max(last, f"{errors}/{_BEFORE_NAMES}")
+    return last if last.startswith(_FLYTE_FILE_PREFIX) else max(last, f"{errors}/{_BEFORE_NAMES}")
 
 
 def _split_range(

@@ -167,11 +167,11 @@ def _sample(documents: Sequence[ListedDocument], count: int) -> list[ListedDocum
     if len(documents) <= count:
         return list(documents)
     # half of the sample are the earliest documents, the rest are spread evenly and include the last
-    early = max(count // 2, 1)
-    rest = count - early
-    step = (len(documents) - 1 - early) / max(rest - 1, 1)
-    places = sorted({len(documents) - 1 - int(number * step) for number in range(rest)})
-    return [*documents[:early], *(documents[place] for place in places)]
+    early_count = max(count // 2, 1)
+    rest_count = count - early_count
+    step = (len(documents) - 1 - early_count) / max(rest_count - 1, 1)
+    places = sorted({len(documents) - 1 - int(number * step) for number in range(rest_count)})
+    return [*documents[:early_count], *(documents[place] for place in places)]
 
 
 def summarize_unopened(
@@ -180,18 +180,20 @@ def summarize_unopened(
     """Summarize the unopened documents by fault, the largest group first."""
     summaries = []
     for fingerprint, members in group_by_fault(documents).items():
-        left = [document.key for document in members if document not in opened]
-        if not left:
+        unopened_keys = [document.key for document in members if document not in opened]
+        if not unopened_keys:
             continue
         fingerprints = {
             read.fingerprint for read in map(opened.get, members) if isinstance(read, WorkerError)
         }
-        ranks = {key.rank for key in left if key.rank is not None}
-        nodes = {key.group_rank for key in left if key.group_rank is not None}
-        names_hash = sum(int(key.uuid, 16) for key in left)
+        ranks = {key.rank for key in unopened_keys if key.rank is not None}
+        nodes = {key.group_rank for key in unopened_keys if key.group_rank is not None}
+        names_hash = sum(int(key.uuid, 16) for key in unopened_keys)
         name = min(fingerprints, default=f"?:{fingerprint}")
         summaries.append(
-            Unopened(name, len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash)
+            Unopened(
+                name, len(unopened_keys), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash
+            )
         )
     return tuple(sorted(summaries, key=lambda group: (-group.count, group.fingerprint)))
 

@@ -21,7 +21,7 @@ DEATH_ROSTER_ENTRY = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed),
 without receipts and time.
 """
-WORKER_FILE_PREFIXES = ("stderr-", "stacks-", "fatal-")
+INHERITED_FILE_PREFIXES = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
 SESSIONS_FILE = "sessions.json"
 """In the node's folder: what `NodeFolder.note_sessions` keeps."""
@@ -109,10 +109,10 @@ class NodeFolder:
         """
         # Rename first: late writers use the old path, so they can't add files to the folder that is
         # being removed.
-        gone = self.path.with_name(f"{self.path.name}.gone")
+        renamed_folder = self.path.with_name(f"{self.path.name}.gone")
         with contextlib.suppress(OSError):
-            self.path.rename(gone)
-        for path in (gone, self.path):
+            self.path.rename(renamed_folder)
+        for path in (renamed_folder, self.path):
             # A writer that looked up the folder just before the rename may add a file during the
             # removal.
             for _ in range(_MAX_REMOVAL_ATTEMPTS):
@@ -135,7 +135,7 @@ class NodeFolder:
         return self.spool("agent")
 
     @property
-    def outgoing_spool(self) -> Spool:
+    def roster_and_verdict_spool(self) -> Spool:
         """Roster entries and the verdict. It isn't one of the `spools`:
         those hold only error documents.
         """
@@ -157,7 +157,7 @@ class NodeFolder:
         return self.path / "agent.line"
 
     @property
-    def hold_forked_workers(self) -> Path:
+    def forking_mark(self) -> Path:
         """The file that exists while the agent forks workers."""
         return self.path / "starting"
 
@@ -173,11 +173,11 @@ class NodeFolder:
             fatal_stacks=self.path / f"fatal-{name}.txt",
         )
 
-    def timers(self, round_: int) -> Path:
+    def deadlines_fifo(self, round_: int) -> Path:
         """Return the FIFO of the watchdog's deadlines."""
         return self.path / f"timers-{round_}.fifo"
 
-    def decks(self, round_: int) -> Path:
+    def rank_0_decks_file(self, round_: int) -> Path:
         """Return the file that keeps rank 0's decks."""
         return self.path / f"decks-{round_}.json"
 

@@ -84,7 +84,7 @@ def _is_started_by_worker(process: Path, folder: Path) -> bool:
 
 
 def _is_forked_from_worker(process: Path, folder: Path) -> bool:
-    from firstfault.recorder.folder import WORKER_FILE_PREFIXES  # noqa: PLC0415 - not in the script
+    from firstfault.recorder.folder import INHERITED_FILE_PREFIXES  # noqa: PLC0415 - not in script
 
     for descriptor in (process / "fd").iterdir():
         with contextlib.suppress(OSError):  # closed in the meantime
@@ -92,7 +92,11 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
             mode = descriptor.lstat().st_mode
             # an agent, and what forks from it, reads the same FIFOs
             is_written = bool(mode & stat.S_IWUSR) and not mode & stat.S_IRUSR
-            if is_written and path.parent == folder and path.name.startswith(WORKER_FILE_PREFIXES):
+            if (
+                is_written
+                and path.parent == folder
+                and path.name.startswith(INHERITED_FILE_PREFIXES)
+            ):
                 return True
     return False
 

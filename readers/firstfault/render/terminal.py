@@ -31,7 +31,7 @@ _SCREEN_COLUMNS = 80
 """The width for which `_SCREEN_ROWS` counts; a report on a narrower terminal may have more rows."""
 _PLAIN_COLUMNS = 80
 """Columns of a report in a pipe or a file."""
-_ALL = {
+_FULL_LIMITS = {
     "Why": 2,
     "Code": 3,
     "Failed": 4,
@@ -43,7 +43,7 @@ _ALL = {
 }
 """How many lines of each part one screen has."""
 _ROWS_OF_TEXT = "rows of a text"
-_STEPS = (
+_SHORTENING_STEPS = (
     ("Why", 1),
     ("Code", 2),
     ("Failed", 3),
@@ -64,17 +64,17 @@ _STEPS = (
     ("Failed", 1),
 )
 """Steps that shorten the report until it fits one screen; the least important lines go first."""
-_COUNTED = "and {} more (-v)"
+_UNLISTED_COUNT_TEXT = "and {} more (-v)"
 _MAX_LOG_LINES = 3
 """Last lines of the log on one screen, if the process raised nothing."""
 _MAX_RANKS_CHARACTERS = 40
-"""Characters."""
+"""Limit for the ranks of a group on one screen."""
 _MAX_TEXT_LINES = 400
 """Maximum number of lines of a quoted text."""
 _MAX_LINE_CHARACTERS = 2_000
 """Maximum number of characters of such a line."""
-_TO_SEE_ALL = "redirect the output to a file to see all"
-_SHOW = "firstfault show "
+_HOW_TO_SEE_ALL = "redirect the output to a file to see all"
+_SHOW_COMMAND = "firstfault show "
 # two or more folders: "/opt/build/gloo/tcp/pair.cc" becomes ".../pair.cc"
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
@@ -128,14 +128,14 @@ def _layout(
         _print_all(printer, report, parts)
         return printer
     # half the width folds a report into about twice the rows
-    room = _SCREEN_ROWS * _SCREEN_COLUMNS // min(printer.width, _SCREEN_COLUMNS)
-    _print_screen(printer, report, parts, _ALL)
+    available_rows = _SCREEN_ROWS * _SCREEN_COLUMNS // min(printer.width, _SCREEN_COLUMNS)
+    _print_screen(printer, report, parts, _FULL_LIMITS)
     # Lay out the whole report after each step: how many rows a line takes is known only after it is
     # folded.
-    for step in range(1, len(_STEPS) + 1):
-        if len(printer.rows) <= room:
+    for step in range(1, len(_SHORTENING_STEPS) + 1):
+        if len(printer.rows) <= available_rows:
             break
-        limits = {**_ALL, **dict(_STEPS[:step])}
+        limits = {**_FULL_LIMITS, **dict(_SHORTENING_STEPS[:step])}
         printer = _Printer(width, encoding, limits.get(_ROWS_OF_TEXT, 0), is_plain=is_plain)
         _print_screen(printer, report, parts, limits)
     return printer
@@ -151,21 +151,24 @@ def _print_screen(
     limits: Mapping[str, int],
 ) -> None:
     answers = report.answers
-    more = f"{_SHOW}-v {report.uri}" if report.uri else ""
+    verbose_command = f"{_SHOW_COMMAND}-v {report.uri}" if report.uri else ""
     # a command in several rows isn't worth a screen's room; without it the last line mentions -v
-    has_more = bool(more) and printer.fits(more)
+    shows_verbose_command = bool(verbose_command) and printer.fits(verbose_command)
     brief = [
         f"{fact.name.lower()} {fact.value}" for fact in report.facts if fact.name in _BRIEF_FACTS
     ]
     _print_head(printer, report, brief)
     printer.labeled("Retry", [f"{answers.retry}: {answers.retry_reason}"])
     _print_next(printer, parts, limits["commands"])
-    if has_more:
-        printer.under_label(more)
-    printer.labeled("Unknown", shorten_list(answers.unknown, limits["Unknown"], _COUNTED))
+    if shows_verbose_command:
+        printer.under_label(verbose_command)
+    printer.labeled(
+        "Unknown", shorten_list(answers.unknown, limits["Unknown"], _UNLISTED_COUNT_TEXT)
+    )
     printer.labeled("Job", [report.identity.brief(report.engine)] if limits["Job"] else [])
     printer.labeled(
-        "Attempts", shorten_list(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1]
+        "Attempts",
+        shorten_list(parts.changes.lines[::-1], limits["Attempts"], _UNLISTED_COUNT_TEXT)[::-1],
     )
     printer.gap()
     _print_code(printer, report, parts, limits["Code"])
@@ -177,7 +180,7 @@ def _print_screen(
     printer.labeled("Why", parts.evidence.lines[: limits["Why"]])
     if not report.has_reported:
         printer.labeled(report.engine.nodes.capitalize(), [report.coverage])
-    if not has_more:
+    if not shows_verbose_command:
         printer.under_label("-v shows more")
 
 
@@ -192,7 +195,7 @@ def _print_head(printer: _Printer, report: Report, facts: Sequence[str]) -> None
 def _print_next(printer: _Printer, parts: Sections, limit: int) -> None:
     printer.labeled("Next", [fact.value for fact in parts.answers if fact.name == "Next"])
     for command in parts.commands.lines[:limit]:
-        if not command.startswith(_SHOW):
+        if not command.startswith(_SHOW_COMMAND):
             printer.command(command)
 
 
@@ -214,28 +217,29 @@ def _print_groups(
     report: Report,
     groups: Sequence[Group],
     *,
-    whole: bool = False,
+    is_verbose: bool = False,
 ) -> None:
     """Print a table of the groups: state, ranks, and what happened;
     the cause itself is printed at the top.
     """
-    names = [group.who(0 if whole else _MAX_RANKS_CHARACTERS) for group in groups]
+    names = [group.who(0 if is_verbose else _MAX_RANKS_CHARACTERS) for group in groups]
     state_width = max((len(group.label) for group in groups), default=0)
     name_width = max(map(len, names), default=0)
     lines = []
     for group, name in zip(groups, names, strict=True):
         # paths of build machines, as in gloo's messages, help least
-        text = group.description if whole else _FOLDERS.sub(".../", group.description)
+        text = group.description if is_verbose else _FOLDERS.sub(".../", group.description)
         if group.state is State.ROOT:
             cause = report.answers.what
             text = "" if cause.startswith(text) or repeats_cause(f": {text}", cause) else text
-        elif whole and group.first is not None and group.first.delay:
+        elif is_verbose and group.first is not None and group.first.delay:
             text = f"{text} ({group.first.delay})"
         row = f"{group.label:<{state_width}}  {name:<{name_width}}  {text}".rstrip()
-        lines.append(row if whole else printer.short(row))
-    if left := report.cascade.groups[len(groups) :]:
+        lines.append(row if is_verbose else printer.short(row))
+    if unlisted_groups := report.cascade.groups[len(groups) :]:
         lines.append(
-            f"and {len(left)} more groups, {sum(group.count for group in left)} failures (-v)"
+            f"and {len(unlisted_groups)} more groups,"
+            f" {sum(group.count for group in unlisted_groups)} failures (-v)"
         )
     styles = [_STYLES.get(group.state, "") for group in groups]
     printer.labeled("Failed", lines or ["no readable error document"], styles)
@@ -255,7 +259,7 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     printer.labeled("Unknown", report.answers.unknown)
     printer.labeled("Attempts", parts.changes.lines)
     printer.gap()
-    _print_groups(printer, report, report.cascade.groups, whole=True)
+    _print_groups(printer, report, report.cascade.groups, is_verbose=True)
     _print_quoted(printer, report, parts)
     facts = (*parts.facts, *parts.details)
     printer.section(
@@ -263,11 +267,11 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
         [text for fact in facts for text in (fact.line, *(f"  {line}" for line in fact.lines))],
     )
     _print_nodes(printer, report)
-    cited = dict.fromkeys(name for _, names in report.verdict.reasons for name in names)
-    numbers = {name: number for number, name in enumerate(cited, 1)}
+    cited_documents = dict.fromkeys(name for _, names in report.verdict.reasons for name in names)
+    numbers = {name: number for number, name in enumerate(cited_documents, 1)}
     reasons = [
-        " ".join([why, *(f"[{numbers[name]}]" for name in names)])
-        for why, names in report.verdict.reasons
+        " ".join([reason_text, *(f"[{numbers[name]}]" for name in names)])
+        for reason_text, names in report.verdict.reasons
     ]
     printer.section(parts.evidence.title, reasons)
     for part in (parts.suspects, parts.attempts, parts.recovered, parts.documents):
@@ -317,10 +321,18 @@ def _print_stacks(printer: _Printer, failure: WorkerError, title: str) -> None:
 def _shorten(lines: Sequence[str]) -> list[str]:
     """Return the head and the tail of a text, and how many lines aren't shown."""
     half = _MAX_TEXT_LINES // 2
-    left = len(lines) - 2 * half
-    shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
+    left_out_count = len(lines) - 2 * half
+    shown = (
+        [*lines[:half], f"... {left_out_count} lines left out ...", *lines[-half:]]
+        if left_out_count > 1
+        else lines
+    )
     shortened = [elide(line, _MAX_LINE_CHARACTERS).replace("\n", " ") for line in shown]
-    return shortened if left <= 1 and shortened == list(lines) else [*shortened, f"({_TO_SEE_ALL})"]
+    return (
+        shortened
+        if left_out_count <= 1 and shortened == list(lines)
+        else [*shortened, f"({_HOW_TO_SEE_ALL})"]
+    )
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -452,10 +464,10 @@ class _Printer:
         head_style: str = "",
     ) -> None:
         # even a terminal narrower than the labels gets one character a row
-        room = max(self.width - max(len(head), len(hang)), 1)
-        for index, part in enumerate(fold(self._clean(to_one_row(text)), room)):
+        available_columns = max(self.width - max(len(head), len(hang)), 1)
+        for index, folded_row in enumerate(fold(self._clean(to_one_row(text)), available_columns)):
             label = hang if index else head
-            row = part.rstrip()
+            row = folded_row.rstrip()
             self.rows.append(
                 _Row(row, style, label if row else label.rstrip(), "" if index else head_style)
             )

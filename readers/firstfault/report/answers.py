@@ -86,20 +86,20 @@ def build_answers(case: Case) -> Answers:
     job, verdict = case.job, case.verdict
     code, source = _find_code_line(job, verdict)
     by = f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""
-    where = (
+    place_text = (
         "unknown" if job.named_ranks else f"unknown: {case.engine.source} names no rank and no node"
     )
     local = verdict.root.place.local_rank if verdict.root is not None and case.is_alone else None
     if local is not None:
-        where = f"local rank {local} of a node that {case.engine.source} doesn't name"
+        place_text = f"local rank {local} of a node that {case.engine.source} doesn't name"
     if not case.is_alone:
-        where = _describe_place(job, verdict, case.engine)
+        place_text = _describe_place(job, verdict, case.engine)
     return Answers(
         what=_describe_fault(verdict),
         fault_owner=_fault_owner(case),
         category=_describe_category(verdict, case.engine),
         confidence=f"{verdict.confidence}{by}",
-        where=where,
+        where=place_text,
         code=code,
         source=source,
         retry=case.engine.describe_retry(case.decision),
@@ -113,19 +113,24 @@ def _describe_same_end(case: Case) -> str:
     """Return a sentence that the attempt's previous start of the workers ended in the same way, or
     an empty string if that isn't known.
     """
-    before = [
+    earlier_restarts = [
         record
         for record in case.job.restarts
         if record.restart and record.kind is RestartKind.ROUND
     ]
     is_unclear = case.decision.action is Action.UNKNOWN and not case.engine.cites
     is_known = UNUSED_RESTARTS in case.decision.reason  # it compares with the start before
-    if not before or not is_unclear or before[-1].headline != case.verdict.headline or is_known:
+    if (
+        not earlier_restarts
+        or not is_unclear
+        or earlier_restarts[-1].headline != case.verdict.headline
+        or is_known
+    ):
         return ""
     count = sum(
         1
         for _ in itertools.takewhile(
-            lambda record: record.headline == case.verdict.headline, before[::-1]
+            lambda record: record.headline == case.verdict.headline, earlier_restarts[::-1]
         )
     )
     return f"; the {'start' if count == 1 else f'{count} starts'} before ended in the same way"

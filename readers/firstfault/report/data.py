@@ -144,10 +144,10 @@ def build_report(  # noqa: PLR0913 - keywords
     cascade = build_cascade(job, verdict, diagnosis)
     case = Case(job, verdict, decision, cascade, find_engine_words(job, verdict), uri, logs or {})
     # the number is in the output prefix or in the documents
-    here = parse_attempt_number(uri) if uri else None
+    run_and_number = parse_attempt_number(uri) if uri else None
     numbers = (
-        [here[1]]
-        if here is not None
+        [run_and_number[1]]
+        if run_and_number is not None
         else [place.attempt for place in job.places if place.incarnation]
     )
     return Report(
@@ -214,12 +214,12 @@ def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
     sentences = []
     for index, after in enumerate(attempts[1:], 1):
         # compare with the last attempt that is known
-        known = (
+        earlier_with_verdict = (
             item
             for item in reversed(attempts[:index])
             if item.verdict is not None or after.verdict is None
         )
-        before = next(known, attempts[index - 1])
+        before = next(earlier_with_verdict, attempts[index - 1])
         sentences.append(
             f"attempt {before.number} to {after.number}: {', '.join(_list_changes(before, after))}"
         )

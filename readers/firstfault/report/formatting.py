@@ -39,31 +39,33 @@ def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
         " and 99999 more"
     ):
         shown += 1
-    left = len(ranks) - sum(high - low + 1 for low, high in runs[:shown])
-    return f"{', '.join(parts[:shown])} and {left} more" if shown else f"{len(ranks)} ranks"
+    unlisted_count = len(ranks) - sum(high - low + 1 for low, high in runs[:shown])
+    return (
+        f"{', '.join(parts[:shown])} and {unlisted_count} more" if shown else f"{len(ranks)} ranks"
+    )
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
     """Return names without shared parts, such as "worker-2" for "job-worker-2.cluster.local"."""
-    known = [name for name in dict.fromkeys(names) if name]
-    if len(known) <= 1:
-        return {name: name for name in known}
-    if len({name.partition(".")[2] for name in known}) == 1:  # a domain that all hosts share
-        parts = [name.partition(".")[0].split("-") for name in known]
+    unique_names = [name for name in dict.fromkeys(names) if name]
+    if len(unique_names) <= 1:
+        return {name: name for name in unique_names}
+    if len({name.partition(".")[2] for name in unique_names}) == 1:  # a domain that all hosts share
+        parts = [name.partition(".")[0].split("-") for name in unique_names]
     else:
-        parts = [name.split("-") for name in known]
+        parts = [name.split("-") for name in unique_names]
     alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
     # the part in which names differ is often a number, which means nothing alone
     shared = max(min(sum(1 for _ in alike), *(len(part) - 2 for part in parts)), 0)
-    return {name: "-".join(part[shared:]) for name, part in zip(known, parts, strict=True)}
+    return {name: "-".join(part[shared:]) for name, part in zip(unique_names, parts, strict=True)}
 
 
 def shorten_list(lines: Sequence[str], limit: int, more: str = "and {} more") -> list[str]:
     """Return the first `limit` lines, and a count of the rest; if only one line is left,
     the line itself.
     """
-    left = len(lines) - limit
-    return [*lines[:limit], more.format(left)] if left > 1 else list(lines)
+    unlisted_count = len(lines) - limit
+    return [*lines[:limit], more.format(unlisted_count)] if unlisted_count > 1 else list(lines)
 
 
 def format_time(nanoseconds: int) -> str:

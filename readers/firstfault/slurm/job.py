@@ -165,12 +165,12 @@ class SlurmJob(NamedTuple):
 
     def _add_to_excluded(self, node: str) -> list[str]:
         """Return the excluded nodes afterwards: a site's plugin may change the list again."""
-        (known,) = self._read_columns("%x")
-        if node not in expand_nodes(known):
-            names = node if known in _NONE else f"{known},{node}"
+        (excluded,) = self._read_columns("%x")
+        if node not in expand_nodes(excluded):
+            names = node if excluded in _NONE else f"{excluded},{node}"
             run_slurm("scontrol", "update", f"JobId={self.id}", f"ExcNodeList={names}")
-            (known,) = self._read_columns("%x")
-        return expand_nodes(known)
+            (excluded,) = self._read_columns("%x")
+        return expand_nodes(excluded)
 
     def _comment(self, headline: str) -> None:
         """Give the job a comment, unless it has one. People may read it; nothing depends on it."""

@@ -81,22 +81,26 @@ def explain_exclusion_problem(
         return f"the job has {constraints.other}"
     if bad_node in constraints.required:
         return "the job requires it"
-    known = {node.name: node for node in partition_nodes}
-    if not constraints.nodes <= known.keys():
+    node_by_name = {node.name: node for node in partition_nodes}
+    if not constraints.nodes <= node_by_name.keys():
         return f"Slurm doesn't list all nodes of partition {constraints.partition}"
     if reserved is None:
         return f"the nodes of reservation {constraints.reservation} are unknown"
     forbidden = {bad_node, *constraints.excluded, *reserved}
-    usable = {node for node in known.values() if node.is_usable and node.name not in forbidden}
-    left = {node for node in usable if node.name in constraints.nodes}
-    lost = [known[name] for name in constraints.nodes - {node.name for node in left}]
+    usable = {
+        node for node in node_by_name.values() if node.is_usable and node.name not in forbidden
+    }
+    usable_requested = {node for node in usable if node.name in constraints.nodes}
+    unusable_requested = [
+        node_by_name[name] for name in constraints.nodes - {node.name for node in usable_requested}
+    ]
     spare = {
         node
-        for node in usable - left
+        for node in usable - usable_requested
         if (connected is None or node.name in connected)
-        and all(_can_replace(node, other, constraints.features) for other in lost)
+        and all(_can_replace(node, other, constraints.features) for other in unusable_requested)
     }
-    count = len(left) + len(spare)
+    count = len(usable_requested) + len(spare)
     needed = len(constraints.nodes)
     return (
         ""
@@ -160,19 +164,19 @@ def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node])
         nodes: of the job's partition.
     """
     reserved: set[str] = set()
-    own: set[str] | None = None
+    own_nodes: set[str] | None = None
     for row in printed.splitlines():
         columns = row.rsplit(maxsplit=len(_RESERVATION_COLUMNS) - 1)
         if len(columns) < len(_RESERVATION_COLUMNS):
             continue  # a reservation of licenses, or a sentence that there is none
         name, state, names = columns[0], columns[1], columns[-1]
         if name == reservation:
-            own = set(expand_nodes(names))
+            own_nodes = set(expand_nodes(names))
         elif state == "ACTIVE":
             reserved |= set(expand_nodes(names))
     if reservation in _NONE:
         return reserved
-    return None if own is None else reserved | ({node.name for node in nodes} - own)
+    return None if own_nodes is None else reserved | ({node.name for node in nodes} - own_nodes)
 
 
 def _find_connected_nodes(node: str) -> set[str] | None:

@@ -73,11 +73,11 @@ class FsspecStore(Store):
             "skip_instance_cache": True,
         }
         try:
-            kind = fsspec.get_filesystem_class(self._protocol)
+            filesystem_class = fsspec.get_filesystem_class(self._protocol)
             # Flyte 2 registers obstore's filesystems, which take other options, for all of its
             # process.
-            if kind.__module__.startswith("obstore."):
-                kind = resolve_name(known_implementations[self._protocol]["class"])
+            if filesystem_class.__module__.startswith("obstore."):
+                filesystem_class = resolve_name(known_implementations[self._protocol]["class"])
         except ImportError as error:
             extra = settings.find_storage(self._protocol).get("extra", "")
             how = f"in a clone pip install '.[{extra}]', else 'firstfault[{extra}]' from your index"
@@ -89,7 +89,7 @@ class FsspecStore(Store):
             raise UsageError(
                 f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}"
             ) from error
-        if issubclass(kind, AsyncFileSystem):
+        if issubclass(filesystem_class, AsyncFileSystem):
             # By default fsspec runs its coroutines in a thread with a separate loop. This instance
             # is awaited in the caller's loop, so it must not outlive the loop. A cached listing
             # would hide documents that other nodes write.
@@ -99,7 +99,7 @@ class FsspecStore(Store):
                 "loop": asyncio.get_running_loop(),
             }
         try:
-            self._fs = kind(**options)
+            self._fs = filesystem_class(**options)
         except (ValueError, OSError) as error:
             if "credentials" in str(error):  # adlfs without an account
                 raise AccessDeniedError(
@@ -111,9 +111,15 @@ class FsspecStore(Store):
         elif self._protocol in {"gs", "gcs"}:
             # gcsfs spends half a minute on six attempts and prints the traceback of the last; this
             # store retries
-            once = getattr(kind._request, "__wrapped__", None)  # noqa: SLF001 - no option for it
-            if once is not None:
-                self._fs._request = functools.partial(once, self._fs)  # noqa: SLF001
+            request_without_retries = getattr(
+                filesystem_class._request,  # noqa: SLF001 - no option for it
+                "__wrapped__",
+                None,
+            )
+            if request_without_retries is not None:
+                self._fs._request = functools.partial(  # noqa: SLF001
+                    request_without_retries, self._fs
+                )
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         # fsspec's documented hook
         self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001
@@ -146,35 +152,35 @@ class FsspecStore(Store):
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`."""
-        full = self._build_path(path)
+        full_path = self._build_path(path)
         if limit is not None:
             # Two requests: an object that is replaced in between may have more bytes than this
             # size.
-            info = await self._send_request("info", full)
+            info = await self._send_request("info", full_path)
             self.check_size(path, int(info["size"] or 0), limit)
-        return bytes(await self._send_request("cat_file", full))
+        return bytes(await self._send_request("cat_file", full_path))
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
-        full = self._build_path(path)
+        full_path = self._build_path(path)
         if isinstance(self._fs, AsyncFileSystem):
             # An object storage shows an object only when its upload is complete, so no temporary
             # name is needed.
-            await self._send_request("pipe_file", full, data)
+            await self._send_request("pipe_file", full_path, data)
             return
-        await asyncio.to_thread(self._write_part, full, data, self._fs.mv)
+        await asyncio.to_thread(self._write_part, full_path, data, self._fs.mv)
 
-    def _write_part(self, full: str, data: bytes, move: Callable[[str, str], T]) -> T:
+    def _write_part(self, full_path: str, data: bytes, move: Callable[[str, str], T]) -> T:
         """Write a temporary file, `move` it to its name, and return what `move` returns."""
         # A reader may list the folder while this process writes, or is killed halfway: it must see
         # a whole file or none. A rename is atomic within a file system. The random part separates
         # concurrent writers of one name: a slow upload and its retry, or two pods on a shared
         # volume.
-        part = f"{full}.{uuid.uuid4().hex}{listings.PARTIAL_FILE_SUFFIX}"
-        self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+        part = f"{full_path}.{uuid.uuid4().hex}{listings.PARTIAL_FILE_SUFFIX}"
+        self._fs.makedirs(full_path.rsplit("/", 1)[0], exist_ok=True)
         try:
             self._fs.pipe_file(part, data)
-            return move(part, full)
+            return move(part, full_path)
         except Exception:
             # on a full disk the partial file would occupy the last bytes
             with contextlib.suppress(Exception):
@@ -183,14 +189,14 @@ class FsspecStore(Store):
 
     async def create_once(self, path: str, data: bytes) -> bool:
         """See `Store.create`."""
-        full = self._build_path(path)
+        full_path = self._build_path(path)
         if isinstance(self._fs, LocalFileSystem):
-            return await asyncio.to_thread(self._write_part, full, data, _move_unless_exists)
+            return await asyncio.to_thread(self._write_part, full_path, data, _move_unless_exists)
         option = self._find_create_option()
         if option is None:
             return await self.create_after_look(path, data)
         try:
-            await self._send_request("pipe_file", full, data, **option)
+            await self._send_request("pipe_file", full_path, data, **option)
         except FileExistsError:
             return False
         except Exception as error:
@@ -243,14 +249,14 @@ class FsspecStore(Store):
 
         request |= {"Bucket": bucket, "Prefix": prefix}
 
-        async def ask() -> Any:
+        async def request_page() -> Any:
             await self._fs.set_session()
             return await self._fs._call_s3(  # noqa: SLF001
                 "list_objects_v2", MaxKeys=listings.MAX_PAGE_OBJECTS, **request
             )
 
         # One limit for making the client, which may look for credentials, and for the request.
-        answer = await asyncio.wait_for(ask(), _get_request_timeout_seconds())
+        answer = await asyncio.wait_for(request_page(), _get_request_timeout_seconds())
         objects = [
             listings.ObjectInfo(
                 item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item)
@@ -287,15 +293,15 @@ class FsspecStore(Store):
         if verb == "list" and may_hang and not self._has_answered:
             # Two first listings at the same time both probe, which does no harm. Any response
             # counts, also "not found".
-            ask = super().request(
+            first_request = super().request(
                 "list", path, lambda client: client.exists_once(join(path, "error.pb"))
             )
             try:
-                await asyncio.wait_for(ask, FIRST_ANSWER_TIMEOUT_SECONDS)
+                await asyncio.wait_for(first_request, FIRST_ANSWER_TIMEOUT_SECONDS)
             except asyncio.TimeoutError as error:
-                where = f"cannot list {join(self._uri, path)}"
+                failed_text = f"cannot list {join(self._uri, path)}"
                 raise StoreUnavailableError(
-                    f"{where}: no answer within {FIRST_ANSWER_TIMEOUT_SECONDS:g} s; check the"
+                    f"{failed_text}: no answer within {FIRST_ANSWER_TIMEOUT_SECONDS:g} s; check the"
                     " network and the endpoint"
                 ) from error
             except StoreUnavailableError:
@@ -313,9 +319,9 @@ class FsspecStore(Store):
         return join(self._root, relative) if relative else self._root
 
 
-def _move_unless_exists(part: str, full: str) -> bool:
+def _move_unless_exists(part: str, full_path: str) -> bool:
     """Give a local file its name unless a file has it; return whether it got the name."""
-    source, target = Path(part), Path(full)
+    source, target = Path(part), Path(full_path)
     try:
         target.hardlink_to(source)  # unlike a rename, it fails if the name is taken
     except FileExistsError:

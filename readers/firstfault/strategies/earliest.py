@@ -47,11 +47,14 @@ def earliest(job: JobErrors) -> Verdict:
     if tied and root.timestamp_ns is not None:
         text = f"{len(tied)} more have the same time; decided by evidence, then by the lowest rank"
         why.append(Reason(text, tied))
-    if same := tuple(
+    if failed_alike := tuple(
         item for item in followers if item.fingerprint and item.fingerprint == root.fingerprint
     ):
         why.append(
-            Reason(f"{len(same)} more recorded the same fault and are not counted as victims", same)
+            Reason(
+                f"{len(failed_alike)} more recorded the same fault and are not counted as victims",
+                failed_alike,
+            )
         )
     if untimed := tuple(item for item in field if item.timestamp_ns is None):
         text = f"{len(untimed)} of {len(field)} failures have no recorded time and were put last"
@@ -95,14 +98,14 @@ def find_clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
         for document in failure.documents:
             if failure.timestamp_ns is None or document.last_modified_ns is None:
                 continue
-            late = (
+            delays_seconds = (
                 document.last_modified_ns - failure.timestamp_ns - (failure.upload_delay_ns or 0)
             ) // _NS_PER_SECOND
             if (
-                not -_MAX_CLOCK_AHEAD_SECONDS <= late <= _MAX_UPLOAD_SECONDS
+                not -_MAX_CLOCK_AHEAD_SECONDS <= delays_seconds <= _MAX_UPLOAD_SECONDS
                 and failure.upload_delay_ns is not None
             ):
-                offsets[failure.node or document.name] = -late
+                offsets[failure.node or document.name] = -delays_seconds
     return [
         f"the clock of {node} differs from the storage's by about {offset:+d} s; the order of times"
         " is not reliable"
@@ -118,13 +121,14 @@ def _explain_order(root: WorkerError, followers: Sequence[WorkerError]) -> Reaso
         )
     if not timed:
         return Reason(f"{name_process(root)} is the only failure with a recorded time", (root,))
-    after = min(timed, key=_sort_key)
-    gap = duration((after.timestamp_ns or 0) - root.timestamp_ns)
+    next_failure = min(timed, key=_sort_key)
+    gap = duration((next_failure.timestamp_ns or 0) - root.timestamp_ns)
     text = (
-        f"{name_process(root)} failed first; the next, {name_process(after)}, was recorded {gap}"
+        f"{name_process(root)} failed first; the next, {name_process(next_failure)}, was recorded"
+        f" {gap}"
         " later"
     )
-    return Reason(text, (root, after))
+    return Reason(text, (root, next_failure))
 
 
 def _rate_confidence(

@@ -56,98 +56,109 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     read_count = sum(item.failure.fingerprint == first.failure.fingerprint for item in classified)
     unread_count = (
         len(diagnosis.job.unopened_like(first.failure.fingerprint))
-        if read_count == len(fault.same)
+        if read_count == len(fault.failed_alike)
         else 0
     )
     # A rank that was stopped while it raised the same exception has the fault, too. A rank that was
     # in a finalizer that the exception passes through probably has it; a rank near that line may
     # have been about to fail.
-    raising = faults.find_ranks_stopped_raising(first, classified)
-    accounted = set(map(id, raising))
-    unwinding = [
+    stopped_raising = faults.find_ranks_stopped_raising(first, classified)
+    counted_ids = set(map(id, stopped_raising))
+    stopped_unwinding = [
         item
         for item in faults.find_ranks_stopped_unwinding(first, classified)
-        if id(item) not in accounted
+        if id(item) not in counted_ids
     ]
-    accounted |= set(map(id, unwinding))
-    near = [
+    counted_ids |= set(map(id, stopped_unwinding))
+    stopped_near_line = [
         item
         for item in faults.find_ranks_stopped_in_function(first, classified)
-        if id(item) not in accounted
+        if id(item) not in counted_ids
     ]
-    earlier = _find_possibly_earlier_failures(diagnosis, fault)
+    possibly_earlier = _find_possibly_earlier_failures(diagnosis, fault)
     doubts = _list_doubts(diagnosis, fault)
     why = [Reason(f"{name_process(first.failure)} {first.why}", (first.failure,))]
     why += _explain_dead_threads(first.failure)
-    if len(fault.same) + unread_count > 1:
+    if len(fault.failed_alike) + unread_count > 1:
         why.append(
             Reason(
-                f"{len(fault.same) + unread_count} ranks failed in the same way",
-                get_failures(fault.same),
+                f"{len(fault.failed_alike) + unread_count} ranks failed in the same way",
+                get_failures(fault.failed_alike),
             )
         )
     why += [
         Reason(_describe_later_fault(diagnosis, first, other), (other.failure,))
         for other in fault.others[:3]
     ]
-    why += _explain_stopped_ranks(first, raising, near)
-    if unwinding:
+    why += _explain_stopped_ranks(first, stopped_raising, stopped_near_line)
+    if stopped_unwinding:
         why.append(
             Reason(
-                f"{len(unwinding)} more stopped where that exception passes",
-                get_failures(unwinding),
+                f"{len(stopped_unwinding)} more stopped where that exception passes",
+                get_failures(stopped_unwinding),
             )
         )
-    why += _explain_victims(diagnosis, [item for item in classified if id(item) not in accounted])
+    why += _explain_victims(diagnosis, [item for item in classified if id(item) not in counted_ids])
     why += _explain_blame(diagnosis, first)
     why += doubts
     # several faults may be the first one if the clocks can't order them
-    contenders = [first, *fault.rivals]
-    timeless = get_failures(item for item in contenders if item.failure.timestamp_ns is None)
-    if timeless and fault.rivals:
-        text = f"{len(timeless)} of {len(contenders)} possible first failures have no time"
-        why.append(Reason(text, timeless))
+    possible_firsts = [first, *fault.rivals]
+    failures_without_time = get_failures(
+        item for item in possible_firsts if item.failure.timestamp_ns is None
+    )
+    if failures_without_time and fault.rivals:
+        timeless_text = (
+            f"{len(failures_without_time)} of {len(possible_firsts)}"
+            " possible first failures have no time"
+        )
+        why.append(Reason(timeless_text, failures_without_time))
     why += explain_wrong_clocks(diagnosis)
     has_printed = any(item.why == faults.AFTER_A_PRINTED_ERROR for item in classified)
-    stragglers = find_stragglers_before_exits(diagnosis, fault.same)
-    is_only = not (
+    stragglers_before_exits = find_stragglers_before_exits(diagnosis, fault.failed_alike)
+    is_uncontested = not (
         fault.others
-        or earlier
-        or near
-        or unwinding
-        or raising
+        or possibly_earlier
+        or stopped_near_line
+        or stopped_unwinding
+        or stopped_raising
         or doubts
         or has_printed
-        or stragglers
+        or stragglers_before_exits
     )
-    confidence = _rate_confidence(fault, is_sure=is_only and diagnosis.job.coverage.complete)
-    same = (
-        get_failures((*fault.same, *raising))
-        if len(fault.same) + len(raising) + unread_count > 1
+    confidence = _rate_confidence(fault, is_sure=is_uncontested and diagnosis.job.coverage.complete)
+    failed_alike = (
+        get_failures((*fault.failed_alike, *stopped_raising))
+        if len(fault.failed_alike) + len(stopped_raising) + unread_count > 1
         else ()
     )
-    verdict = build_root_verdict(diagnosis.job, first, why, confidence, same)
+    verdict = build_root_verdict(diagnosis.job, first, why, confidence, failed_alike)
     suspects = [
         Suspect(_describe_later_fault(diagnosis, first, other), other.failure.rank, other.node)
-        for other in [*fault.others, *earlier][:MAX_SUSPECTS]
+        for other in [*fault.others, *possibly_earlier][:MAX_SUSPECTS]
     ]
-    suspects += [Suspect(item.why, item.rank, item.node or None) for item in stragglers]
-    is_all = 0 < first.failure.place.world_size <= len(verdict.ranks) + len(unwinding)
-    probably = (
-        f", and probably {'all' if is_all else f'{len(unwinding)} more'}" if unwinding else ""
+    suspects += [
+        Suspect(item.why, item.rank, item.node or None) for item in stragglers_before_exits
+    ]
+    covers_all_ranks = (
+        0 < first.failure.place.world_size <= len(verdict.ranks) + len(stopped_unwinding)
     )
-    others = {item.failure.node for item in fault.same} - {first.failure.node, ""}
-    probably = (
-        f" and {len(others)} more"
-        if others and not verdict.ranks and first.failure.node
-        else probably
+    more_ranks_phrase = (
+        f", and probably {'all' if covers_all_ranks else f'{len(stopped_unwinding)} more'}"
+        if stopped_unwinding
+        else ""
+    )
+    other_nodes = {item.failure.node for item in fault.failed_alike} - {first.failure.node, ""}
+    more_ranks_phrase = (
+        f" and {len(other_nodes)} more"
+        if other_nodes and not verdict.ranks and first.failure.node
+        else more_ranks_phrase
     )
     explanation = (
         describe_early_end(first.failure, get_failures(classified))
         if has_reached_end(first.failure)
         else ""
     )
-    headline = build_headline(first.failure, verdict.ranks, probably, explanation)
+    headline = build_headline(first.failure, verdict.ranks, more_ranks_phrase, explanation)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
@@ -156,7 +167,7 @@ def build_root_verdict(
     root: ClassifiedFailure,
     why: Iterable[Reason],
     confidence: str,
-    same: Sequence[WorkerError] = (),
+    failed_alike: Sequence[WorkerError] = (),
 ) -> Verdict:
     """Return the verdict on a root cause with the category of its text,
     unless the document has a specific one.
@@ -167,7 +178,7 @@ def build_root_verdict(
         strategy=STRATEGY_NAME,
         why=why,
         confidence=confidence,
-        same=same,
+        same=failed_alike,
     )
     has_category = root.failure.recoverable or root.failure.category not in {
         "",
@@ -191,22 +202,24 @@ def build_root_verdict(
 def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     """Return what contradicts the first fault itself."""
     first = fault.first
-    same = get_failures(fault.same)
+    failed_alike = get_failures(fault.failed_alike)
     has_peers = len(diagnosis.classified) > 1
     is_printed_only = first.category == "disk_full" and find_ending_exception(first.failure) is None
-    is_wait = reports_timed_out_wait(first) and (first.failure.exception is None or len(same) > 1)
+    ends_with_wait = reports_timed_out_wait(first) and (
+        first.failure.exception is None or len(failed_alike) > 1
+    )
     # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its
     # node: a document that isn't listed may have been written by any process with access to the
     # attempt's folder.
     doubts = {
-        "the agent of its node didn't list this failure": are_unlisted(diagnosis.job, same),
+        "the agent of its node didn't list this failure": are_unlisted(diagnosis.job, failed_alike),
         "an exit without a reason may follow any error, even a peer's": (
             has_peers and _may_follow_peer_error(first)
         ),
         "on a full disk, cleanup or a checkpoint fails like this after any error": (
-            len(same) > 1 and is_printed_only
+            len(failed_alike) > 1 and is_printed_only
         ),
-        "its stderr ends with a wait, which may be for a peer": has_peers and is_wait,
+        "its stderr ends with a wait, which may be for a peer": has_peers and ends_with_wait,
         "its error doesn't explain why the attempts failed": (
             has_peers and faults.gave_up(first.failure)
         ),
@@ -221,7 +234,7 @@ def _rate_confidence(fault: FirstFault, *, is_sure: bool) -> str:
     first = fault.first
     is_unclear = fault.first.failure_class is FailureClass.UNCLEAR
     if (is_unclear and first.failure.signal) or (
-        faults.gave_up(first.failure) and len(fault.same) > 1
+        faults.gave_up(first.failure) and len(fault.failed_alike) > 1
     ):
         return "low"
     if fault.rivals:
@@ -246,41 +259,46 @@ def _may_follow_peer_error(first: ClassifiedFailure) -> bool:
         return False
     if failure.exception is None:
         return not failure.log_tail.strip()
-    unspecific = {"", "0", "1", "None"}  # a program exits with 1 after any error
-    return failure.exception.type == "SystemExit" and failure.exception.message in unspecific
+    unspecific_messages = {"", "0", "1", "None"}  # a program exits with 1 after any error
+    return (
+        failure.exception.type == "SystemExit" and failure.exception.message in unspecific_messages
+    )
 
 
 def _explain_stopped_ranks(
     first: ClassifiedFailure,
-    raising: Sequence[ClassifiedFailure],
-    near: Sequence[ClassifiedFailure],
+    stopped_raising: Sequence[ClassifiedFailure],
+    stopped_near_line: Sequence[ClassifiedFailure],
 ) -> list[Reason]:
     """Return the reasons about ranks that were stopped where the root cause was raised."""
     reasons = []
-    if raising:
-        were = "was" if len(raising) == 1 else "were"
+    if stopped_raising:
+        was_or_were = "was" if len(stopped_raising) == 1 else "were"
         text = (
-            f"{len(raising)} more {were} stopped with an exception in flight that was raised at the"
-            " same line"
+            f"{len(stopped_raising)} more {was_or_were} stopped with an exception in flight that"
+            " was raised at the same line"
         )
-        if find_crash_position(raising[0].failure):
-            text = f"{len(raising)} more crashed at the same line while stopped"
+        if find_crash_position(stopped_raising[0].failure):
+            text = f"{len(stopped_raising)} more crashed at the same line while stopped"
         elif (first.failure.exit_code or 0) > 0 and find_printed_exception(
             first.failure.printed
         ) is not None:
             text = (
-                f"{len(raising)} more printed the same exception, {were} stopped, and ended with"
-                " the same exit code"
+                f"{len(stopped_raising)} more printed the same exception, {was_or_were} stopped,"
+                " and ended with the same exit code"
             )
-        reasons.append(Reason(text, get_failures(raising)))
-    if near:
-        at = (
-            faults.find_raise_position(near[0].failure) or locate_main_thread(near[0].failure).frame
+        reasons.append(Reason(text, get_failures(stopped_raising)))
+    if stopped_near_line:
+        position = (
+            faults.find_raise_position(stopped_near_line[0].failure)
+            or locate_main_thread(stopped_near_line[0].failure).frame
         )
-        name = name_process(near[0].failure)
-        text = f"{name} was stopped at {at} and not waiting for a peer: it may have failed, too"
-        text += f", like {len(near) - 1} more" if len(near) > 1 else ""
-        reasons.append(Reason(text, get_failures(near)))
+        name = name_process(stopped_near_line[0].failure)
+        text = (
+            f"{name} was stopped at {position} and not waiting for a peer: it may have failed, too"
+        )
+        text += f", like {len(stopped_near_line) - 1} more" if len(stopped_near_line) > 1 else ""
+        reasons.append(Reason(text, get_failures(stopped_near_line)))
     return reasons
 
 
@@ -298,15 +316,17 @@ def _explain_dead_threads(root: WorkerError) -> list[Reason]:
 
 def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:
     reasons = []
-    for failure_class, (one, several, text) in _PHRASES_BY_CLASS.items():
-        seen = [
+    for failure_class, (singular, plural, phrase_end) in _PHRASES_BY_CLASS.items():
+        counted = [
             item
             for item in classified
             if not item.failure.has_unseen_end and not _is_launcher_in_log(item)
         ]
-        if count := count_class(seen, diagnosis.job, failure_class):
-            members = get_failures(item for item in seen if item.failure_class is failure_class)
-            reasons.append(Reason(f"{count} {one if count == 1 else several}{text}", members))
+        if count := count_class(counted, diagnosis.job, failure_class):
+            members = get_failures(item for item in counted if item.failure_class is failure_class)
+            reasons.append(
+                Reason(f"{count} {singular if count == 1 else plural}{phrase_end}", members)
+            )
     return reasons
 
 
@@ -318,8 +338,8 @@ def _is_launcher_in_log(item: ClassifiedFailure) -> bool:
 def _explain_blame(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reason]:
     count = diagnosis.blame_counts.of(first)
     ranks = {None, first.failure.rank}
-    others = (item for item in diagnosis.classified if item is not first)
-    blaming = (item for item in others if item.pointer and item.pointer.rank in ranks)
+    other_failures = (item for item in diagnosis.classified if item is not first)
+    blaming = (item for item in other_failures if item.pointer and item.pointer.rank in ranks)
     text = f"{count} other {'failure blames' if count == 1 else 'failures blame'} it"
     return [Reason(text, get_failures(blaming))] if count else []
 
@@ -332,24 +352,29 @@ def _find_possibly_earlier_failures(
     These are exits without a reason. If the root cause is a lost or terminated node, they are also
     ranks that timed out waiting.
     """
-    first, accounted = fault.first, {*map(id, fault.same), *map(id, fault.others)}
+    first, counted_ids = fault.first, {*map(id, fault.failed_alike), *map(id, fault.others)}
     is_node_end = first.failure_class in NODE_END_CLASSES
-    others = [item for item in diagnosis.classified if id(item) not in accounted]
-    unclear = [
-        item for item in others if faults.is_unclear_exit(item) or (item.waited and is_node_end)
+    other_failures = [item for item in diagnosis.classified if id(item) not in counted_ids]
+    unclear_failures = [
+        item
+        for item in other_failures
+        if faults.is_unclear_exit(item) or (item.waited and is_node_end)
     ]
-    earlier = [
-        item for item in unclear if not diagnosis.clocks.is_before(first.failure, item.failure)
+    possibly_earlier = [
+        item
+        for item in unclear_failures
+        if not diagnosis.clocks.is_before(first.failure, item.failure)
     ]
     return sorted(
-        earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure))
+        possibly_earlier,
+        key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure)),
     )
 
 
 def _describe_later_fault(
     diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure
 ) -> str:
-    gap = diagnosis.clocks.get_min_gap_ns(first.failure, other.failure)
+    gap = diagnosis.clocks.get_certain_gap_ns(first.failure, other.failure)
     when = (
         f", at least {duration(gap, is_rounded_down=True)} later"
         if gap

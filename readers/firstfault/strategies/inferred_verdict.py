@@ -188,8 +188,10 @@ def build_elimination_verdict(
     # nothing
     is_sure = diagnosis.job.coverage.complete and len(remaining) == 1
     is_sure = is_sure and not first.waited and first.failure_class is FailureClass.UNCLEAR
-    same = reasons.get_failures(remaining) if len(remaining) > 1 else ()
-    verdict = build_root_verdict(diagnosis.job, first, why, "medium" if is_sure else "low", same)
+    failed_alike = reasons.get_failures(remaining) if len(remaining) > 1 else ()
+    verdict = build_root_verdict(
+        diagnosis.job, first, why, "medium" if is_sure else "low", failed_alike
+    )
     return replace(verdict, suspects=tuple(suspects))
 
 
@@ -225,7 +227,7 @@ def _find_witnesses(
         for item, cause in causes
         if cause is not None and (cause.rank, cause.node) == (rank, node)
     ]
-    own = [item for item in classified if rank is None and item.failure.node == node]
+    own_failures = [item for item in classified if rank is None and item.failure.node == node]
     pointers = [(item, item.pointer) for item in classified if item.pointer is not None]
     naming = [
         item
@@ -233,7 +235,7 @@ def _find_witnesses(
         if (rank is not None and rank == pointer.rank)
         or (node and node in {pointer.host, pointer.host.partition(".")[0]})
     ]
-    return reasons.sample_failures(caused or own or naming)
+    return reasons.sample_failures(caused or own_failures or naming)
 
 
 def _fingerprint_position(candidate: Candidate, code: str) -> str:

@@ -235,13 +235,13 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
     """
     stall = job.last_stall
     seconds = job.progress.idle_seconds
-    where = describe_positions(job.failures)
+    positions_text = describe_positions(job.failures)
     if stall is not None and stall.timestamp_ns is not None and verdict.timestamp_ns is not None:
         seconds = max(verdict.timestamp_ns - stall.timestamp_ns, 0) / _NS_PER_SECOND
-        where = where or stall.headline
+        positions_text = positions_text or stall.headline
     elif seconds < _MIN_STALL_SECONDS:
         return verdict
-    if not where:
+    if not positions_text:
         return verdict
     what, _, text = verdict.headline.partition(": ")
     took = (
@@ -249,7 +249,7 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
         if seconds < _MAX_PLAIN_SECONDS
         else duration(int(seconds * _NS_PER_SECOND))
     )
-    sentence = f"{NO_PROGRESS} {took}: {where}"
+    sentence = f"{NO_PROGRESS} {took}: {positions_text}"
     headline = one_line(
         f"{what}: {sentence}, {text}" if text else f"{what}: {sentence}", MAX_HEADLINE_CHARS
     )
@@ -322,10 +322,10 @@ def _judge_out_of_step(diagnosis: Diagnosis) -> Verdict | None:
 def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
     # The roster shows that a rank failed, but the rank's document wasn't uploaded, or is gone. If
     # another rank exited without a reason, that exit may be the root cause as well.
-    lost = find_lost_documents(diagnosis)
-    if len(lost) == 1 and not diagnosis.exits:
-        return build_candidate_verdict(diagnosis, lost[0])
-    return build_unknown_cause_verdict(diagnosis, lost) if lost else None
+    lost_documents = find_lost_documents(diagnosis)
+    if len(lost_documents) == 1 and not diagnosis.exits:
+        return build_candidate_verdict(diagnosis, lost_documents[0])
+    return build_unknown_cause_verdict(diagnosis, lost_documents) if lost_documents else None
 
 
 # --- what remains ---------------------------------------------------------------------------------

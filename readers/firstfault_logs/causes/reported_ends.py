@@ -55,8 +55,8 @@ class ReportedEnds:
         if process.has_ended and process.signal != report.signal:
             return
         # srun prints the first task that SIGTERM ended before it ends all others
-        is_one = len(report.tasks or report.ranks) == 1
-        is_first = bool(report.tasks) and is_one and self._attempt.reports[0][2] is report
+        has_one_rank = len(report.tasks or report.ranks) == 1
+        is_first = bool(report.tasks) and has_one_rank and self._attempt.reports[0][2] is report
         if is_first and not process.has_ended:
             process.signal, process.stopped = "SIGTERM", ""
             process.launcher_time_ns = report.time_ns
@@ -69,16 +69,16 @@ class ReportedEnds:
         process.stop_signal = report.signal
 
     def _take_end(self, process: Process, report: LauncherReport, node: str) -> None:
-        is_after = (
+        is_after_rest_stopped = (
             bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
         )
-        if is_after:
-            is_lost = any(
+        if is_after_rest_stopped:
+            is_node_lost = any(
                 other.kind is ReportKind.LOST and other.node == node
                 for _, _, other in self._attempt.reports
             )
-            process.stopped = LOST_WITH_NODE if is_lost and node else LAUNCHER_STOPPED
-            process.stop_signal = "" if is_lost else report.signal
+            process.stopped = LOST_WITH_NODE if is_node_lost and node else LAUNCHER_STOPPED
+            process.stop_signal = "" if is_node_lost else report.signal
             process.exit_code, process.signal = None, ""
         else:
             process.stopped = ""
@@ -88,29 +88,31 @@ class ReportedEnds:
 
     def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
         """Return the processes that a report is about."""
-        of_tasks = report.tasks if self._processes.tasks_are_ranks else ()
-        ranks = of_tasks if report.tasks else report.ranks
+        task_ranks = report.tasks if self._processes.tasks_are_ranks else ()
+        ranks = task_ranks if report.tasks else report.ranks
         if not ranks and report.local_rank is None and node in self._processes.rank_by_node:
             ranks = (self._processes.rank_by_node[node],)
         elif not ranks and report.local_rank is not None:
-            first = self._attempt.find_first_rank((file, node))
-            ranks = () if first is None else (first + report.local_rank,)
+            first_rank = self._attempt.find_first_rank((file, node))
+            ranks = () if first_rank is None else (first_rank + report.local_rank,)
         if ranks:
-            local = report.local_rank if len(ranks) == 1 else None
+            local_rank = report.local_rank if len(ranks) == 1 else None
             return [
-                self._processes.find(rank=rank, pid=report.pid, local_rank=local, node=node)
+                self._processes.find(rank=rank, pid=report.pid, local_rank=local_rank, node=node)
                 for rank in ranks
             ]
         if report.tasks:
             return []
-        spawned = self._attempt.find_spawned(report.pid) if report.pid is not None else None
-        if spawned is not None and report.local_rank is None:
-            rank, local = spawned
-            return [self._processes.find(rank=rank, pid=report.pid, local_rank=local, node=node)]
+        launched_ranks = self._attempt.find_spawned(report.pid) if report.pid is not None else None
+        if launched_ranks is not None and report.local_rank is None:
+            rank, local_rank = launched_ranks
+            return [
+                self._processes.find(rank=rank, pid=report.pid, local_rank=local_rank, node=node)
+            ]
         if report.pid is not None or report.local_rank is not None:
             return [self._processes.find(pid=report.pid, local_rank=report.local_rank, node=node)]
-        is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)
-        return [self._processes.find_by_node(node)] if is_end else []
+        is_end_of_pod = report.kind is ReportKind.ENDED and self._is_failed_pod_of_job(node)
+        return [self._processes.find_by_node(node)] if is_end_of_pod else []
 
     def _rest_stopped_before(self, report: LauncherReport) -> bool:
         earlier = (
@@ -118,23 +120,27 @@ class ReportedEnds:
         )
         return ReportKind.REST_STOPPED in earlier
 
-    def _is_of_job(self, pod: str) -> bool:
+    def _is_failed_pod_of_job(self, pod: str) -> bool:
         """Whether a pod in a table is one of the job's that failed in the end:
         a table may have pods of other jobs.
         """
-        listed = self._attempt.listed_pods
-        if pod not in listed:
+        state_by_pod = self._attempt.listed_pods
+        if pod not in state_by_pod:
             return True
         name = _POD_SUFFIX.sub("", pod)
-        replaced_by = (other for other in listed if _POD_SUFFIX.sub("", other) == name)
-        if any(listed[other] in _HEALTHY_POD_STATES for other in (pod, *replaced_by)):
+        replacements = (other for other in state_by_pod if _POD_SUFFIX.sub("", other) == name)
+        if any(state_by_pod[other] in _HEALTHY_POD_STATES for other in (pod, *replacements)):
             return False
-        pods = {stream.label.node for stream in self._attempt.streams.values() if stream.label.node}
-        if pods:
-            return pod in pods
+        printing_pods = {
+            stream.label.node for stream in self._attempt.streams.values() if stream.label.node
+        }
+        if printing_pods:
+            return pod in printing_pods
         job = POD_NUMBER.sub("", pod)
-        others = (other for other in listed if other != pod)
-        return len(listed) == 1 or any(POD_NUMBER.sub("", other) == job for other in others)
+        other_pods = (other for other in state_by_pod if other != pod)
+        return len(state_by_pod) == 1 or any(
+            POD_NUMBER.sub("", other) == job for other in other_pods
+        )
 
     def take_launcher_ends(self) -> None:
         """Take launchers that ended with an error, such as torchrun in a task of srun:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.source_files import is_library_file
-from firstfault_logs.attempts import is_substantial
+from firstfault_logs.attempts import shows_life
 from firstfault_logs.causes.resources import ends_resource, find_specific_category
 from firstfault_logs.own_reports import COLLECTIVE_TIMEOUT
 from firstfault_logs.tracebacks import LOGGED_ERROR
@@ -126,4 +126,4 @@ def _is_logged_and_left(traceback: Traceback) -> bool:
     if not any(map(LOGGED_ERROR.search, traceback.lines_around[:1])):
         return False
     below = (record for record in traceback.stream.tail if record.number > traceback.lines[1])
-    return sum(map(is_substantial, below)) >= _MIN_LINES_AFTER_LOGGED
+    return sum(map(shows_life, below)) >= _MIN_LINES_AFTER_LOGGED

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault_logs.attempts import progress_in
+from firstfault_logs.attempts import find_progress
 from firstfault_logs.completion.rounds import get_shape
 from firstfault_logs.completion.words import is_noise
 
@@ -44,7 +44,7 @@ def is_started_again(opening: Iterable[LogRecord], tail: Sequence[LogRecord], nu
         return False
     if _repeats_opening(opening, below, number):
         return True
-    return any(progress_in(record) is not None for record in below) and _falls_back(tail, number)
+    return any(find_progress(record) is not None for record in below) and _falls_back(tail, number)
 
 
 def _repeats_opening(opening: Iterable[LogRecord], below: Iterable[LogRecord], number: int) -> bool:
@@ -61,7 +61,7 @@ def _list_shapes(records: Iterable[LogRecord]) -> set[str]:
 def _falls_back(tail: Iterable[LogRecord], number: int) -> bool:
     max_steps: dict[tuple[str, str], int] = {}
     for record in tail:
-        progress = progress_in(record)
+        progress = find_progress(record)
         if progress is None or is_noise(record.text) or _MENTIONED.search(record.text):
             continue
         kind = (progress.what.lower(), get_shape(record.text))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.attempts import Progress, progress_in
+from firstfault_logs.attempts import Progress, find_progress
 from firstfault_logs.completion.words import is_noise
 from firstfault_logs.framing.named_ranks import DECLARED_RANK, LOGGED_RANK
 
@@ -25,7 +25,7 @@ _NOT_OF_TRAINING = LazyPattern(
 
 def find_training_step(record: LogRecord) -> Progress | None:
     """Return the training step in a line, or None if it has none or that of an evaluation."""
-    progress = progress_in(record)
+    progress = find_progress(record)
     if progress is None or is_noise(record.text):
         return None
     return None if _NOT_OF_TRAINING.search(record.text) else progress

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
-from firstfault_logs.attempts import VARYING_PART, find_place, progress_in
+from firstfault_logs.attempts import VARYING_PART, find_progress, find_step_position
 from firstfault_logs.completion.later_starts import is_started_again
 from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
@@ -229,7 +229,7 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
     for record in reversed(tail):
         step = find_training_step(record)
         if step is not None:
-            places.add(find_place(step, record.text))
+            places.add(find_step_position(step, record.text))
             if len(places) >= MIN_STEPS_RESUMED:
                 return record.number
     return max(above, default=0)
@@ -341,7 +341,7 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
     ):
         return None
     text = last[0].text
-    is_end = _LAST_WORDS.search(text) and progress_in(last[0]) is None
+    is_end = _LAST_WORDS.search(text) and find_progress(last[0]) is None
     if not is_end or FAILURE_REPORT.search(text) or NEGATION.search(text):
         return None
     return max(last, key=lambda record: record.number)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.attempts import progress_in
+from firstfault_logs.attempts import find_progress
 from firstfault_logs.completion.rounds import get_shape
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     steps = [
         (at, progress)
         for at, record in enumerate(records)
-        if (progress := progress_in(record)) is not None and not _MENTIONED_STEP.search(record.text)
+        if (progress := find_progress(record)) is not None
+        and not _MENTIONED_STEP.search(record.text)
     ]
     counted = Counter(progress.what.lower() for _, progress in steps)
     unit = "epoch" if "epoch" in counted else next(iter(counted), "")

@@ -23,7 +23,7 @@ from firstfault.brief.folding import make_template
 from firstfault.evidence.signatures import Pattern
 from firstfault.evidence.texts import classify
 from firstfault_logs import read_sources
-from firstfault_logs.attempts import find_place, progress_in
+from firstfault_logs.attempts import find_progress, find_step_position
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.framing.labels import Label, LogRecord
@@ -123,10 +123,10 @@ class _DigestCollector(LogCollector):
         self._take_time(digest, line)
         is_detail = text[:1].isspace() or TRACEBACK in text
         weight = None if is_detail else _weigh(line)
-        progress = progress_in(record) if weight is not Weight.FATAL else None
+        progress = find_progress(record) if weight is not Weight.FATAL else None
         step = line if progress is not None else None
         if progress is not None and len(self.digest.steps) < _MAX_STEPS:
-            place = find_place(progress, text)
+            place = find_step_position(progress, text)
             self.digest.steps.setdefault((line.process, progress.what.lower(), place), line)
         if step is not None:
             digest.first_step = digest.first_step or step

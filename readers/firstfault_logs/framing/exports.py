@@ -88,11 +88,11 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
         )
     everything = _join_exit_status(itertools.chain.from_iterable(map(_unescape, everything)))
     if is_newest_first:
-        kept = list(itertools.islice(everything, _MAX_LINES_REORDERED))
-        rest = next(everything, None)
-        if rest is None:
-            return enumerate((line for _, line in reversed(kept)), 1), True
-        everything = itertools.chain(kept, [rest], everything)
+        first_lines = list(itertools.islice(everything, _MAX_LINES_REORDERED))
+        next_line = next(everything, None)
+        if next_line is None:
+            return enumerate((line for _, line in reversed(first_lines)), 1), True
+        everything = itertools.chain(first_lines, [next_line], everything)
     return everything, False
 
 
@@ -159,20 +159,20 @@ def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield each object of a JSON array as a line; if it's none, or too long,
     the lines as they are.
     """
-    kept = list(itertools.islice(lines, _MAX_LINES_REORDERED))
-    text = "\n".join(line for _, line in kept)
+    first_lines = list(itertools.islice(lines, _MAX_LINES_REORDERED))
+    text = "\n".join(line for _, line in first_lines)
     decoder = json.JSONDecoder()
-    at = 0
+    position = 0
     objects = []
     index, counted_to = 0, 0
     try:
-        while (at := text.find("{", at)) >= 0:
-            value, end = decoder.raw_decode(text, at)
-            index, counted_to = index + text.count("\n", counted_to, at), at
-            objects.append((kept[index][0], json.dumps(value)))
-            at = end
+        while (position := text.find("{", position)) >= 0:
+            value, end = decoder.raw_decode(text, position)
+            index, counted_to = index + text.count("\n", counted_to, position), position
+            objects.append((first_lines[index][0], json.dumps(value)))
+            position = end
     except (ValueError, RecursionError):
-        objects = kept
+        objects = first_lines
     return itertools.chain(objects, lines)
 
 
@@ -190,9 +190,9 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
             return ""
         for key, value in fields.items():
             values[key] |= {value} if isinstance(value, str) else set()
-    known = [key for key in MESSAGE_KEYS if key in values]
+    message_keys = [key for key in MESSAGE_KEYS if key in values]
     return max(
-        known or values,
+        message_keys or values,
         key=lambda key: len({text for text in values[key] if " " in text}),
         default="",
     )

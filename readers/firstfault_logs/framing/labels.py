@@ -341,22 +341,28 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
-    stamped = any(_is_stamped(before) for before in of_frames)
+    stamped = any(_is_stamped(line_start) for line_start in of_frames)
     if not of_frames and texts:
         stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL_SHARE * len(texts)
-    known = Prefixes(stamped=stamped, year=year)
-    bare = [record.text for line in texts for record in known.parse(0, line, Label())]
-    rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
-    rests = [rest for rest in rests if rest.strip(" |+") and not _NO_PREFIX.match(rest)]
+    known_prefixes = Prefixes(stamped=stamped, year=year)
+    bare = [record.text for line in texts for record in known_prefixes.parse(0, line, Label())]
+    rests = [
+        record.text
+        for line_start in of_frames
+        for record in known_prefixes.parse(0, line_start, Label())
+    ]
+    rests = [text for text in rests if text.strip(" |+") and not _NO_PREFIX.match(text)]
     for form in _LABEL_FORMS:
         if _fits(form, bare, rests):
             return replace(
-                known,
+                known_prefixes,
                 is_learned=True,
                 learned_form=form,
                 is_number=form in _LABEL_FORMS[:2],
             )
-    return replace(known, is_learned=True, learned_form=_skeleton([_outer(rest) for rest in rests]))
+    return replace(
+        known_prefixes, is_learned=True, learned_form=_skeleton([_outer(text) for text in rests])
+    )
 
 
 # torch's own prefix, anywhere in a line.
@@ -387,9 +393,9 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     enough = max(min_lines, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
         labeled = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
-        before = [match for text, match in labeled if _is_prefix(text[match.end() :])]
-        names_none = map(_NO_LABEL.search, (match["name"] for match in before))
-        return len(before) * 2 > len(of_frames) and not any(names_none)
+        at_line_starts = [match for text, match in labeled if _is_prefix(text[match.end() :])]
+        names_none = map(_NO_LABEL.search, (match["name"] for match in at_line_starts))
+        return len(at_line_starts) * 2 > len(of_frames) and not any(names_none)
     # a single name that only a part of the lines has is that of a program which writes between
     # others
     is_of_several = len(names) > 1 or count >= _NEARLY_ALL_SHARE * len(lines)
@@ -515,26 +521,28 @@ def _split_json(
         *(deep for value in inner for deep in value.values() if isinstance(deep, dict)),
         *inner,
     ]
-    known = {key: value for part in (*inner, fields) for key, value in part.items()}
-    known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
-    rank = next((known[name] for name in _RANK_KEYS if str(known.get(name, "")).isdecimal()), None)
-    node = next((str(known[name]) for name in _NODE_KEYS if isinstance(known.get(name), str)), "")
+    values = {key: value for part in (*inner, fields) for key, value in part.items()}
+    values |= {key.lower(): value for key, value in values.items() if key.lower() not in values}
+    rank = next(
+        (values[name] for name in _RANK_KEYS if str(values.get(name, "")).isdecimal()), None
+    )
+    node = next((str(values[name]) for name in _NODE_KEYS if isinstance(values.get(name), str)), "")
     label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
-    if str(known.get("local_rank", "")).isdecimal():
-        label = label._replace(local_rank=int(known["local_rank"]))
+    if str(values.get("local_rank", "")).isdecimal():
+        label = label._replace(local_rank=int(values["local_rank"]))
     for name in TIME_KEYS:
-        time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
-    texts = [value for value in known.values() if isinstance(value, str) and " " in value]
-    named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
+        time_ns = time_ns or parse_time_ns(str(values.get(name, "")))
+    texts = [value for value in values.values() if isinstance(value, str) and " " in value]
+    named = (values[name] for name in MESSAGE_KEYS if isinstance(values.get(name), str))
     message = next(named, max(texts, key=len, default=""))
-    outcome = str(known.get("status") or known.get("outcome") or "")
+    outcome = str(values.get("status") or values.get("outcome") or "")
     if outcome.lower() in _SUCCESSES and "\n" not in message:
         message = f"{message} status={outcome}"
-    level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
-    traces = (known[name] for name in _TRACEBACK_KEYS if isinstance(known.get(name), str))
+    level = str(values.get("level", values.get("levelname", values.get("severity", ""))))
+    traces = (values[name] for name in _TRACEBACK_KEYS if isinstance(values.get(name), str))
     trace = next(filter(str.strip, traces), "")
     # a collector's level is about the stream that a line was printed to
-    is_program_level = _FAILURE_LEVEL.fullmatch(level) and known.keys().isdisjoint(
+    is_program_level = _FAILURE_LEVEL.fullmatch(level) and values.keys().isdisjoint(
         {"severity", "log"}
     )
     head = (

@@ -204,13 +204,13 @@ def files_below(folder: Path) -> list[Path]:
     hidden ones and folders without end are left out.
     """
     paths: list[Path] = []
-    for at, folders, names in os.walk(folder):
-        here = Path(at)
-        is_deep = len(here.relative_to(folder).parts) >= _MAX_FOLDER_DEPTH
+    for parent_name, folders, names in os.walk(folder):
+        parent = Path(parent_name)
+        is_deep = len(parent.relative_to(folder).parts) >= _MAX_FOLDER_DEPTH
         folders[:] = (
-            [] if is_deep else sorted(name for name in folders if not _is_left_out(here / name))
+            [] if is_deep else sorted(name for name in folders if not _is_left_out(parent / name))
         )
-        paths += [here / name for name in names if not name.startswith(".")]
+        paths += [parent / name for name in names if not name.startswith(".")]
         if len(paths) > _MAX_FILES:
             break
     return sorted(path for path in paths[:_MAX_FILES] if path.is_file())
@@ -303,20 +303,23 @@ def lines_of(stream: IO[bytes], *, reads_all: bool = False) -> Iterator[Numbered
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield blocks of whole lines; of a line that is too long the middle is left out."""
-    rest = b""
+    unfinished_line = b""
     read = getattr(stream, "read1", stream.read)
     with suppress(EOFError, OSError, zlib.error, lzma.LZMAError):  # half of a compressed file
         while chunk := read(_BLOCK_BYTES):
             end = chunk.rfind(b"\n") + 1
             if end:
-                yield rest + chunk[:end]
-                rest = chunk[end:]
+                yield unfinished_line + chunk[:end]
+                unfinished_line = chunk[end:]
             else:
-                rest += chunk
-            if len(rest) > _MAX_LINE_BYTES:
-                rest = rest[: _MAX_LINE_BYTES // 2] + rest[-_MAX_LINE_BYTES // 2 :]
-    if rest:
-        yield rest + b"\n"
+                unfinished_line += chunk
+            if len(unfinished_line) > _MAX_LINE_BYTES:
+                unfinished_line = (
+                    unfinished_line[: _MAX_LINE_BYTES // 2]
+                    + unfinished_line[-_MAX_LINE_BYTES // 2 :]
+                )
+    if unfinished_line:
+        yield unfinished_line + b"\n"
 
 
 def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
@@ -326,14 +329,14 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
     has_colors = "\x1b" in text
     has_bars = "%|" in text
     has_returns = "\r" in text
-    for at, whole in enumerate(text[:-1].split("\n"), number):
-        line = without_colors(whole) if has_colors else whole
+    for line_number, full_line in enumerate(text[:-1].split("\n"), number):
+        line = without_colors(full_line) if has_colors else full_line
         if len(line) > _MAX_LINE_BYTES:
             line = line[: _MAX_LINE_BYTES // 2] + line[-_MAX_LINE_BYTES // 2 :]
         if (has_bars or has_returns) and '{"' not in line[:_HEAD_BYTES]:
-            yield from ((at, part) for part in without_bars(line))
+            yield from ((line_number, part) for part in without_bars(line))
         else:
-            yield at, line
+            yield line_number, line
 
 
 # A terminal's escape sequences.
@@ -372,11 +375,11 @@ def read_ahead(
     lines: Iterable[NumberedLine], count: int
 ) -> tuple[list[NumberedLine], Iterator[NumberedLine]]:
     """Return the first lines, and an iterator over all, these included."""
-    rest = iter(lines)
-    first = [line for _, line in zip(range(count), rest, strict=False)]
+    remaining_lines = iter(lines)
+    first = [line for _, line in zip(range(count), remaining_lines, strict=False)]
 
     def everything() -> Iterator[NumberedLine]:
         yield from first
-        yield from rest
+        yield from remaining_lines
 
     return first, everything()

@@ -43,9 +43,9 @@ class Clocks:
 
     def is_before(self, first: WorkerError, second: WorkerError) -> bool:
         """Whether one failure certainly happened before another."""
-        return self.get_min_gap_ns(first, second) > 0
+        return self.get_certain_gap_ns(first, second) > 0
 
-    def get_min_gap_ns(self, first: WorkerError, second: WorkerError) -> int:
+    def get_certain_gap_ns(self, first: WorkerError, second: WorkerError) -> int:
         """Return the minimum time from the first failure to the second, nanoseconds;
         0 if their order isn't certain.
         """
@@ -53,9 +53,13 @@ class Clocks:
             return bound_failure_time(first.monotonic_ns or 0, first).get_min_gap_ns(
                 bound_failure_time(second.monotonic_ns or 0, second)
             )
-        one = self._bound_storage_time(first)
-        other = self._bound_storage_time(second)
-        return 0 if one is None or other is None else one.get_min_gap_ns(other)
+        first_moment = self._bound_storage_time(first)
+        second_moment = self._bound_storage_time(second)
+        return (
+            0
+            if first_moment is None or second_moment is None
+            else first_moment.get_min_gap_ns(second_moment)
+        )
 
     def bound_time_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
         """Return the bounds of the time from the first record to the second, in nanoseconds.
@@ -71,11 +75,14 @@ class Clocks:
         gap_ns = second.timestamp_ns - first.timestamp_ns
         if first.node and first.node == second.node and first.boot_id == second.boot_id:
             return Interval(gap_ns, gap_ns)
-        one = self.get_offset(first.node)
-        other = self.get_offset(second.node)
-        if not (one.is_known and other.is_known):
+        first_offset = self.get_offset(first.node)
+        second_offset = self.get_offset(second.node)
+        if not (first_offset.is_known and second_offset.is_known):
             return None
-        return Interval(gap_ns + one.low - other.high, gap_ns + one.high - other.low)
+        return Interval(
+            gap_ns + first_offset.low - second_offset.high,
+            gap_ns + first_offset.high - second_offset.low,
+        )
 
     @staticmethod
     def get_max_notice_delay_ns(failure: WorkerError) -> int:
@@ -98,19 +105,24 @@ class Clocks:
             for failure in failures
         ]
         earliest = _Earliest(
-            (clock, item.monotonic_ns, at.high if at else _NEVER_NS) for item, clock, at in moments
+            (clock, item.monotonic_ns, moment.high if moment else _NEVER_NS)
+            for item, clock, moment in moments
         )
         may_be_first = []
         for failure, clock, moment in moments:
-            there = earliest.find_elsewhere(clock)
+            earliest_elsewhere = earliest.find_elsewhere(clock)
             # certainly later: another failure's upper bound lies before this one's lower bound
-            here = (
+            is_later_here = (
                 clock
                 and earliest.by_clock[clock]
                 < bound_failure_time(failure.monotonic_ns or 0, failure).low
             )
-            elsewhere = there is not None and moment is not None and there < moment.low
-            may_be_first.append(not here and not elsewhere)
+            is_later_elsewhere = (
+                earliest_elsewhere is not None
+                and moment is not None
+                and earliest_elsewhere < moment.low
+            )
+            may_be_first.append(not is_later_here and not is_later_elsewhere)
         return may_be_first
 
     def make_before_all_check(
@@ -124,19 +136,22 @@ class Clocks:
             (
                 _get_clock(item),
                 bound_failure_time(item.monotonic_ns or 0, item).low,
-                at.low if at else -_NEVER_NS,
+                moment.low if moment else -_NEVER_NS,
             )
-            for item, at in moments
+            for item, moment in moments
         )
 
         def is_before_all(failure: WorkerError) -> bool:
             clock = _get_clock(failure)
             moment = self._bound_storage_time(failure)
-            there = earliest.find_elsewhere(clock)
-            here = not clock or (failure.monotonic_ns or 0) < earliest.by_clock.get(
+            earliest_elsewhere = earliest.find_elsewhere(clock)
+            is_first_here = not clock or (failure.monotonic_ns or 0) < earliest.by_clock.get(
                 clock, _NEVER_NS
             )
-            return here and (there is None or (moment is not None and moment.high < there))
+            return is_first_here and (
+                earliest_elsewhere is None
+                or (moment is not None and moment.high < earliest_elsewhere)
+            )
 
         return is_before_all
 
@@ -145,14 +160,16 @@ class Clocks:
 
         The worst clocks get a sentence each; the last sentence counts the remaining clocks.
         """
-        behind = [-offset.low // NS_PER_SECOND for offset in self._offsets.values()]
+        seconds_behind = [-offset.low // NS_PER_SECOND for offset in self._offsets.values()]
         # copying the folder delays all objects by the same time; wrong clocks would differ from
         # each other
-        if len(behind) > 1 and min(behind) >= _MIN_COPY_DELAY_SECONDS >= max(behind) - min(behind):
-            moved = f"about {min(behind)} s after their faults"
+        if len(seconds_behind) > 1 and min(seconds_behind) >= _MIN_COPY_DELAY_SECONDS >= max(
+            seconds_behind
+        ) - min(seconds_behind):
+            moved = f"about {min(seconds_behind)} s after their faults"
             text = f"all documents were stored {moved}: copies, or all clocks are behind"
             return [(text, tuple(self._offsets))]
-        wrong = sorted(
+        wrong_offsets = sorted(
             (-max(offset.low, -offset.high), node, offset)
             for node, offset in self._offsets.items()
             if offset.low > STORAGE_RESOLUTION_NS or offset.high < -STORAGE_RESOLUTION_NS
@@ -162,11 +179,19 @@ class Clocks:
                 f"the clock of {node} is {_describe_wrong_clock(offset)}; times are corrected",
                 (node,),
             )
-            for _, node, offset in wrong[:_MAX_CLOCK_SENTENCES]
+            for _, node, offset in wrong_offsets[:_MAX_CLOCK_SENTENCES]
         ]
-        more = tuple(node for _, node, _ in wrong[_MAX_CLOCK_SENTENCES:])
-        others = "1 more clock is" if len(more) == 1 else f"{len(more)} more clocks are"
-        return [*sentences, (f"{others} wrong, by less", more)] if more else sentences
+        unlisted_nodes = tuple(node for _, node, _ in wrong_offsets[_MAX_CLOCK_SENTENCES:])
+        others = (
+            "1 more clock is"
+            if len(unlisted_nodes) == 1
+            else f"{len(unlisted_nodes)} more clocks are"
+        )
+        return (
+            [*sentences, (f"{others} wrong, by less", unlisted_nodes)]
+            if unlisted_nodes
+            else sentences
+        )
 
 
 class _Earliest:
@@ -181,7 +206,7 @@ class _Earliest:
         for clock, ticks, moment in moments:
             self.by_clock[clock] = min(ticks or 0, self.by_clock.get(clock, _NEVER_NS))
             stored[clock] = min(moment, stored.get(clock, _NEVER_NS))
-        # two clocks are enough: `elsewhere` excludes one
+        # two clocks are enough: `find_elsewhere` excludes one
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
     def find_elsewhere(self, clock: str) -> int | None:
@@ -204,10 +229,9 @@ def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
 
 
 def _describe_wrong_clock(offset: Offset) -> str:
-    where = "ahead of" if offset.low > 0 else "behind"
+    direction = "ahead of" if offset.low > 0 else "behind"
     if offset.is_known:
         seconds = abs(offset.low + offset.high) / 2 / NS_PER_SECOND
-        return f"{where} the storage's by about {seconds:.0f} s"
-    return (
-        f"{where} the storage's by at least {max(offset.low, -offset.high) / NS_PER_SECOND:.0f} s"
-    )
+        return f"{direction} the storage's by about {seconds:.0f} s"
+    min_seconds = max(offset.low, -offset.high) / NS_PER_SECOND
+    return f"{direction} the storage's by at least {min_seconds:.0f} s"

@@ -92,13 +92,13 @@ def _get_event_time(
     gap = Interval(0, 0) if failure is origin else clocks.bound_time_between(origin, failure)
     if gap is not None:
         # an agent notices an exit late, but records when it stopped a process
-        early = 0 if failure.stopped_by_agent else clocks.get_max_notice_delay_ns(failure)
-        late = (
+        max_early_ns = 0 if failure.stopped_by_agent else clocks.get_max_notice_delay_ns(failure)
+        max_late_ns = (
             0
             if failure is origin or origin.stopped_by_agent
             else clocks.get_max_notice_delay_ns(origin)
         )
-        return (gap.low + gap.high) // 2, Interval(gap.low - early, gap.high + late)
+        return (gap.low + gap.high) // 2, Interval(gap.low - max_early_ns, gap.high + max_late_ns)
     if failure.timestamp_ns is None or origin.timestamp_ns is None:
         return None, None
     # the clocks can't be compared: without bounds, the difference of the wall clocks is only a

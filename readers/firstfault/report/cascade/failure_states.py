@@ -35,8 +35,8 @@ def find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict
     if failure_class is FailureClass.UNCLEAR and is_sure and verdict.confidence == "high":
         return State.VICTIM  # unclear alone, but the verdict is certain
     # a fault makes it a suspect if the strategy names suspects, since it lists only a few of them
-    own = State.SUSPECT if verdict.suspects and is_sure else State.UNCLEAR
-    return _STATE_OF_CLASS.get(failure_class, own)
+    unexplained_state = State.SUSPECT if verdict.suspects and is_sure else State.UNCLEAR
+    return _STATE_OF_CLASS.get(failure_class, unexplained_state)
 
 
 def _is_root(failure: WorkerError, verdict: Verdict) -> bool:

@@ -34,17 +34,19 @@ def list_ranks(
     }
     # later sources replace earlier ones: the documents themselves come after the verdict and the
     # groups
-    known: dict[int, RankState] = {}
+    state_by_rank: dict[int, RankState] = {}
     for rank, state, line, node in _named_ranks(verdict, groups):
-        where, local = places.get(rank, (node or (known[rank].node if rank in known else ""), None))
-        known[rank] = RankState(rank, state, where, local, line=line)
+        node_name, local = places.get(
+            rank, (node or (state_by_rank[rank].node if rank in state_by_rank else ""), None)
+        )
+        state_by_rank[rank] = RankState(rank, state, node_name, local, line=line)
     for event in reversed(events):  # if two nodes claim one rank, the first event is kept
         failure, claimed = event.failure, event.failure.rank
         if claimed is not None:
             local = failure.place.local_rank
             local = local if local is not None else places.get(claimed, ("", None))[1]
             line = summarize_failure(failure)
-            known[claimed] = RankState(
+            state_by_rank[claimed] = RankState(
                 claimed,
                 event.state,
                 failure.node,
@@ -64,12 +66,12 @@ def list_ranks(
     for rank in {
         *places,
         *range(max(world_size(job), highest + 1 if job.size is not None else 0)),
-    } - set(known):
+    } - set(state_by_rank):
         missing = (State.UNREPORTED, words.describe_missing(has_lines=rank in named))
         state, line = (State.FINISHED, "") if rank in finished else missing
-        where, local = places.get(rank, ("", None))
-        known[rank] = RankState(rank, state, where, local, line=line)
-    return tuple(known[rank] for rank in sorted(known))
+        node_name, local = places.get(rank, ("", None))
+        state_by_rank[rank] = RankState(rank, state, node_name, local, line=line)
+    return tuple(state_by_rank[rank] for rank in sorted(state_by_rank))
 
 
 def _named_ranks(
@@ -107,7 +109,7 @@ def list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         key = (entry.place.node, entry.place.group_rank)
         entries[key].append(entry)
         ranks[key] |= set(entry.ranks)
-    known = {name: group_rank for name, group_rank in entries if name}
+    group_rank_by_node = {name: group_rank for name, group_rank in entries if name}
     for failure in job.failures:
         if failure.node:
             key = (failure.node, failure.place.group_rank)
@@ -115,7 +117,7 @@ def list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
             key = (
                 key
                 if key in entries
-                else (failure.node, known.get(failure.node, failure.place.group_rank))
+                else (failure.node, group_rank_by_node.get(failure.node, failure.place.group_rank))
             )
             ranks[key] |= set() if failure.rank is None else {failure.rank}
     if verdict.node and not any(name == verdict.node for name, _ in ranks):
@@ -123,7 +125,7 @@ def list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     suspects = {suspect.node for suspect in verdict.suspects if suspect.rank is None}
     root = verdict.node if verdict.scope in {Scope.NODE, Scope.EXTERNAL} else None
     nodes = []
-    for (name, group_rank), own in ranks.items():
+    for (name, group_rank), own_ranks in ranks.items():
         own_entries = entries.get((name, group_rank), [])
         # JOINED doesn't show how the node ended: a node finished if all its other entries succeeded
         phases = {entry.phase for entry in own_entries} - {Phase.JOINED}
@@ -140,7 +142,7 @@ def list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
             state = State.SUSPECT
         if name and name == root:
             state = State.ROOT
-        nodes.append(NodeState(name, state, group_rank, tuple(sorted(own)), note))
+        nodes.append(NodeState(name, state, group_rank, tuple(sorted(own_ranks)), note))
     return tuple(
         sorted(nodes, key=lambda node: (node.group_rank is None, node.group_rank or 0, node.name))
     )

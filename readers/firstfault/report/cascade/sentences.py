@@ -27,18 +27,18 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
         return str(verdict.victims.count or "")
     stopped = cascade.count(State.STOPPED)
     victims = cascade.count(State.VICTIM)
-    after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
-    agents = sum(event.failure.subject is Subject.AGENT for event in after)
+    followers = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
+    agents = sum(event.failure.subject is Subject.AGENT for event in followers)
     waited = verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None)
     what = "timed out waiting" if waited else "lost a peer"
     parts = [f"{victims} {what}"] if victims else []
-    is_log = any(event.failure.place.engine == OF_LOGS for event in after)
+    is_log = any(event.failure.place.engine == OF_LOGS for event in followers)
     stopper = "launcher" if is_log else "agent" if stopped == 1 else "agents"
     parts += (
         [f"{stopped} stopped by {'its' if stopped == 1 else 'their'} {stopper}"] if stopped else []
     )
     parts += [f"{counted(agents, 'agent')} failed"] if agents else []
-    timed = [event for event in after if event.at_ns is not None]
+    timed = [event for event in followers if event.at_ns is not None]
     if timed and parts:
         parts += _describe_delays(timed, cascade, clocks)
     return ", ".join(parts)
