@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from firstfault_torch import time_limits
-from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.protocol.messages import (
     Operation,
     Read,
@@ -54,6 +53,7 @@ from firstfault_torch.protocol.stall_messages import (
     StallInstruction,
     StallReport,
 )
+from firstfault_torch.protocol.stall_progress import ProgressTracker
 from firstfault_torch.protocol.stalls import (
     STALL_COUNT_KEY,
     StallPhase,

@@ -46,7 +46,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     Raises:
         OSError: nothing can be written there, or another user got ahead.
     """
-    trusted_folder, names = _split_at_trusted(folder)
+    trusted_folder, names = _split_at_chosen_folder(folder)
     folder_descriptor = open_below(trusted_folder, names)
     try:
         if attempt:
@@ -85,7 +85,7 @@ def make_attempt(run: Path, attempt: str) -> None:
         FileExistsError: it exists.
         OSError: it can't be made, or the run is another user's.
     """
-    trusted_folder, names = _split_at_trusted(run)
+    trusted_folder, names = _split_at_chosen_folder(run)
     folder_descriptor = open_below(trusted_folder, names)
     try:
         os.mkdir(attempt, dir_fd=folder_descriptor)
@@ -93,7 +93,7 @@ def make_attempt(run: Path, attempt: str) -> None:
         os.close(folder_descriptor)
 
 
-def _split_at_trusted(run: Path) -> tuple[Path, tuple[str, ...]]:
+def _split_at_chosen_folder(run: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the folder above a run that the user chose, and the names from there to the run."""
     root = run.parent.parent
     if root.name != _ROOT:

@@ -367,7 +367,7 @@ def test_busy_ranks_at_the_start_are_looked_at_after_another_warning() -> None:
     watch.poll(63)
     (conclude,) = watch.take(OBSERVED)
     assert isinstance(conclude, Conclude)
-    assert conclude.ignores_busy_ranks
+    assert conclude.is_silent_if_busy
     watch.take(StallConcluded(StallReport(())))
     assert watch.poll(122) == [MeasureUsage()]
     assert watch.poll(123) == [Observe(ends_attempt=False)]
@@ -385,7 +385,7 @@ def test_a_busy_straggler_is_spared_until_its_own_limit() -> None:
         assert watch.poll(now) == [Observe(ends_attempt=True)]
         (conclude,) = watch.take(OBSERVED)
         assert isinstance(conclude, Conclude)
-        assert conclude.spare_busy_ranks == spares
+        assert conclude.continues_if_busy == spares
         watch.take(StallConcluded(REPORT))
     assert watch.poll(399) == [MeasureUsage()]
     assert watch.poll(400) == [Observe(ends_attempt=True)]

@@ -16,7 +16,7 @@ from firstfault.slurm.job import JobInfo, find_job_id, parse_job
 from firstfault.slurm.placement import (
     Constraints,
     explain_exclusion_problem,
-    find_reserved_nodes,
+    find_blocked_nodes,
     parse_nodes,
 )
 from firstfault.slurm.plan import make_plan
@@ -175,10 +175,10 @@ def test_nodes_of_other_reservations_cannot_be_used(monkeypatch: pytest.MonkeyPa
     row = "{} ACTIVE 2026-11-29T01:10:14 2026-11-29T02:10:14 01:00:00 {}\n"
     later = "later INACTIVE 2026-12-29T01:10:14 2026-12-29T02:10:14 01:00:00 n4\n"
     printed = row.format("mine", "n1,n2,n3") + row.format("of them", "n3,n4") + later
-    assert find_reserved_nodes(printed, "(null)", PARTITION) == {"n1", "n2", "n3", "n4"}
-    assert find_reserved_nodes(printed, "mine", PARTITION) == {"n3", "n4", "n5", "n6", "n7"}
-    assert find_reserved_nodes(printed, "gone", PARTITION) is None
-    assert find_reserved_nodes("No reservations in the system\n", "(null)", PARTITION) == set()
+    assert find_blocked_nodes(printed, "(null)", PARTITION) == {"n1", "n2", "n3", "n4"}
+    assert find_blocked_nodes(printed, "mine", PARTITION) == {"n3", "n4", "n5", "n6", "n7"}
+    assert find_blocked_nodes(printed, "gone", PARTITION) is None
+    assert find_blocked_nodes("No reservations in the system\n", "(null)", PARTITION) == set()
 
 
 # --- what is decided ------------------------------------------------------------------------------

@@ -41,11 +41,11 @@ from firstfault_torch.hang.procfs import (
     measure_usage,
     read_kernel_state,
 )
-from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_report, to_files
 from firstfault_torch.options import parse_hang
 from firstfault_torch.protocol.stall_limits import build_stall_limits
 from firstfault_torch.protocol.stall_messages import StallReport
+from firstfault_torch.protocol.stall_progress import ProgressTracker
 from tests.http_receiver import serve_receiver
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S
@@ -508,7 +508,7 @@ def test_what_is_ended(
         {5: worker(5, begun=40, stack=stack)},
         facts,
         ends_attempt=True,
-        spare_busy_ranks=False,
+        continues_if_busy=False,
         missing=missing,
     )
     assert told.workers_to_kill == (((2, 1),) if why is None or 5 in facts else ())

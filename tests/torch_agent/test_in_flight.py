@@ -311,8 +311,8 @@ def test_what_leaves_in_the_end(
     """
     error, _ = _left(_finally)
     left = becomes(error)
-    documents.in_flight.withdraw_handled(left)
-    documents.in_flight.withdraw_handled(left)
+    documents.in_flight.withdraw_handled_except(left)
+    documents.in_flight.withdraw_handled_except(left)
     assert documents.withdrawn == ([error] if withdrawn else [])
 
 
@@ -471,7 +471,7 @@ def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCapture
         documents.withdraw(name)
 
     documents.in_flight._withdraw = broken
-    documents.in_flight.withdraw_handled(errors[2])
+    documents.in_flight.withdraw_handled_except(errors[2])
     assert documents.recorded == errors
     assert documents.withdrawn == [errors[1]]
     assert "withdrawing an exception that was handled (OSError: disk full)" in caplog.text

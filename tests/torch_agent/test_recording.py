@@ -83,7 +83,7 @@ def _await_uploads() -> None:
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return a URI of a storage that takes a request and never answers."""
     release = threading.Event()
-    monkeypatch.setattr(recorder, "put_file", lambda *_: release.wait(2 * LONG_S))
+    monkeypatch.setattr(recorder, "_write_file", lambda *_: release.wait(2 * LONG_S))
     yield "s3://bucket/attempt"
     release.set()
 

@@ -99,7 +99,7 @@ class Job:
         """The nodes whose agent was not killed."""
         return [node for node in self.nodes if node.code != -signal.SIGKILL]
 
-    def complaints(self, killed: int = 0) -> list[str]:
+    def find_problems(self, killed: int = 0) -> list[str]:
         """Return what is wrong with the end of a job that failed,
         of whose agents so many were killed.
         """

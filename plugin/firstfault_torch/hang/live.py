@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from firstfault_torch.agent.place_factory import PlaceFactory
     from firstfault_torch.agent.reporter import Reporter
-    from firstfault_torch.hang.progress import ProgressTracker
+    from firstfault_torch.protocol.stall_progress import ProgressTracker
     from firstfault_torch.rounds.peers import Peers
 
 

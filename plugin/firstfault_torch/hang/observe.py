@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.model import Collective, CollectiveProgress, WorkerError
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.place_factory import PlaceFactory
-    from firstfault_torch.hang.progress import ProgressTracker
+    from firstfault_torch.protocol.stall_progress import ProgressTracker
 
 MAX_INCOMPLETE_COLLECTIVES = 3
 """Incomplete collectives per group in a node's observations."""

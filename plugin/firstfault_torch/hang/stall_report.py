@@ -82,9 +82,9 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     *,
     missing: Sequence[int] = (),
     ends_attempt: bool = False,
-    spare_busy_ranks: bool = True,
+    continues_if_busy: bool = True,
     is_starting: bool = False,
-    ignores_busy_ranks: bool = False,
+    is_silent_if_busy: bool = False,
     own: int = 0,
     end_seconds: float | None = None,
 ) -> StallReport:
@@ -96,9 +96,9 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         seconds: time without progress.
         missing: group ranks of nodes without observations.
         ends_attempt: whether to end the attempt.
-        spare_busy_ranks: don't end it if a straggler is busy.
+        continues_if_busy: don't end it if a straggler is busy.
         is_starting: whether the training is in its first steps.
-        ignores_busy_ranks: return no lines if a straggler is busy.
+        is_silent_if_busy: return no lines if a straggler is busy.
         own: group rank of the agent that concludes.
         end_seconds: time without progress after which the attempt is ended, outside of the first
             steps; None if it is never ended.
@@ -109,15 +109,15 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     stalled = (each.stalled_seconds for each in facts.values() if each.stalled_seconds is not None)
     seconds = min(stalled, default=seconds)
     ends_attempt = ends_attempt and all(each.ends_attempt for each in facts.values())
-    accused = _find_accused_ranks(failures, facts)
+    accused = _find_stragglers(failures, facts)
     ranks = tuple(accused[:MAX_LISTED_RANKS])
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     others = [failure for failure in failures if failure.rank not in accused]
-    waiting = [failure for failure in others if _is_waiting(failure, at_gpu=bool(ranks))]
+    waiting = [failure for failure in others if _is_waiting(failure, counts_gpu_waits=bool(ranks))]
     # No rank waits and some are busy: an evaluation or a save without collectives, not a stall.
     if not waiting and any(each.is_busy for each in facts.values()):
         return StallReport(())
-    if ignores_busy_ranks and any(
+    if is_silent_if_busy and any(
         _is_busy(by_rank[rank], facts[rank], seconds) for rank in accused or facts
     ):
         return StallReport(())
@@ -135,7 +135,7 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         parts = [
             _describe_waiting_ranks(failures, waiting, calls),
             *_describe_stragglers(by_rank, ranks, calls),
-            *_describe_rest(accused, absent, missing),
+            *_describe_exited_and_missing(accused, absent, missing),
         ]
     since = " since the first steps" if is_starting else ""
     lines = [
@@ -156,10 +156,12 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     if not ends_attempt:
         when = _describe_end(seconds, end_seconds, is_starting=is_starting)
         return _append_line(report, when) if when else report
-    return _decide_end(report, by_rank, facts, seconds, spare_busy_ranks=spare_busy_ranks, own=own)
+    return _decide_end(
+        report, by_rank, facts, seconds, continues_if_busy=continues_if_busy, own=own
+    )
 
 
-def _find_accused_ranks(
+def _find_stragglers(
     failures: Sequence[WorkerError], facts: Mapping[int, WorkerObservation]
 ) -> list[int]:
     """Return the ranks named by the verdict on the observations, the earliest first. Return an
@@ -172,7 +174,7 @@ def _find_accused_ranks(
     return accused if len(accused) < max(len(failures), 2) else []
 
 
-def _describe_rest(
+def _describe_exited_and_missing(
     accused: Sequence[int], absent: Sequence[int], missing: Sequence[int]
 ) -> Iterator[str]:
     """Yield which ranks exited, how many more stragglers there are, and which nodes are missing."""
@@ -199,7 +201,7 @@ def _decide_end(  # noqa: PLR0913 - keywords
     facts: Mapping[int, WorkerObservation],
     seconds: float,
     *,
-    spare_busy_ranks: bool,
+    continues_if_busy: bool,
     own: int,
 ) -> StallReport:
     """Add the workers to kill, or the reason why the attempt continues."""
@@ -208,7 +210,7 @@ def _decide_end(  # noqa: PLR0913 - keywords
     # A rank that was paused on purpose is spared even after `busy_seconds`: a person or the program
     # will resume it.
     paused = [rank for rank, each in facts.items() if each.is_paused_on_purpose]
-    if spared := (working if spare_busy_ranks else []) or paused:
+    if spared := (working if continues_if_busy else []) or paused:
         first_spared = facts[spared[0]]
         why = (
             ", ".join(first_spared.findings)
@@ -256,12 +258,12 @@ def _list_outstanding(failure: WorkerError) -> list[CollectiveCall]:
     ]
 
 
-def _is_waiting(failure: WorkerError, *, at_gpu: bool) -> bool:
+def _is_waiting(failure: WorkerError, *, counts_gpu_waits: bool) -> bool:
     """Whether a rank waits in a collective; without a flight recorder,
     a wait for the GPU may be one.
     """
     kind = locate_main_thread(failure).kind
-    waits = kind is PositionKind.COLLECTIVE or (at_gpu and kind is PositionKind.TORCH)
+    waits = kind is PositionKind.COLLECTIVE or (counts_gpu_waits and kind is PositionKind.TORCH)
     return waits or bool(_list_outstanding(failure))
 
 

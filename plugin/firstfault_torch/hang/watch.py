@@ -15,7 +15,6 @@ from firstfault_torch.guard import logger, start_daemon, try_call
 from firstfault_torch.hang.compare import StallComparison
 from firstfault_torch.hang.live import LiveProgress
 from firstfault_torch.hang.observe import Observations, WorkerObserver
-from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.ras import add_ras_line
 from firstfault_torch.hang.records import StallRecords
 from firstfault_torch.hang.stall_report import OBSERVATION_SUFFIX, build_stall_report
@@ -52,6 +51,7 @@ from firstfault_torch.protocol.stall_messages import (
     StallReport,
     WriteRecord,
 )
+from firstfault_torch.protocol.stall_progress import ProgressTracker
 from firstfault_torch.protocol.stalls import StallProtocol
 from firstfault_torch.time_limits import (
     STORE_TIMEOUT_SECONDS,
@@ -242,9 +242,9 @@ class StallWatch:
             build_stall_report,
             missing=how.missing,
             ends_attempt=how.ends_attempt,
-            spare_busy_ranks=how.spare_busy_ranks,
+            continues_if_busy=how.continues_if_busy,
             is_starting=how.is_starting,
-            ignores_busy_ranks=how.ignores_busy_ranks,
+            is_silent_if_busy=how.is_silent_if_busy,
             own=self._group_rank,
             end_seconds=self._hang.end_seconds,
         )

@@ -136,7 +136,7 @@ class StderrRelay:
             thread.start()
         except RuntimeError:
             # A FIFO with a reader that doesn't read would block a worker once it is full.
-            self._let_go()
+            self._hand_over_fifos()
             raise
         self._thread = thread
 
@@ -201,12 +201,12 @@ class StderrRelay:
     def _relay(self) -> None:
         try:
             with suppress_internal_errors("passing on what the workers write to stderr"):
-                self._pass_on()
+                self._relay_until_closed()
         finally:
             # in any case: a worker must neither block on a FIFO that isn't read, nor get SIGPIPE
             self._end()
 
-    def _pass_on(self) -> None:
+    def _relay_until_closed(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             for local_rank, descriptor in self._open.items():
@@ -225,10 +225,10 @@ class StderrRelay:
                         selector.unregister(key.fileobj)
 
     def _end(self) -> None:
-        self._let_go()
+        self._hand_over_fifos()
         os.close(self._wake_reader)
 
-    def _let_go(self) -> None:
+    def _hand_over_fifos(self) -> None:
         """Close the FIFOs; another process reads those that still have a writer."""
         for path in self._paths.values():
             # First: after this no process can open one. A process that opened one that is read no

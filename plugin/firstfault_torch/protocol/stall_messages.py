@@ -227,10 +227,10 @@ class Conclude:
     seconds: float
     """Time without progress."""
     ends_attempt: bool
-    spare_busy_ranks: bool
+    continues_if_busy: bool
     """Whether a busy straggler isn't killed."""
     is_starting: bool
-    ignores_busy_ranks: bool
+    is_silent_if_busy: bool
     """Whether nothing is reported if a straggler is busy."""
 
 

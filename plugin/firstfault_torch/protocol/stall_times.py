@@ -76,9 +76,9 @@ class StallTimes:
             tuple(sorted(missing)),
             self.seconds,
             self.ends_attempt,
-            spare_busy_ranks=self._spares_busy_ranks(),
+            continues_if_busy=self._spares_busy_ranks(),
             is_starting=self.is_starting,
-            ignores_busy_ranks=self.is_starting and not self.ends_attempt and is_early,
+            is_silent_if_busy=self.is_starting and not self.ends_attempt and is_early,
         )
 
     def _spares_busy_ranks(self) -> bool:

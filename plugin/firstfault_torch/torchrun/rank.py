@@ -96,7 +96,7 @@ def record_exit() -> None:
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None:
             # The program exits normally: exceptions that it has handled aren't failures.
-            monitor.in_flight.withdraw_handled(None)
+            monitor.in_flight.withdraw_handled_except(None)
             _replace_last_words(
                 monitor.node_context,
                 _build_presence(Phase.SUCCEEDED, _find_last_place(monitor.place)),

@@ -74,7 +74,7 @@ class InFlight:
         recorded -> `keep_handled` -> kept                  handled for now; it counts if the job
                                                             fails later
         kept -> `withdraw_kept` -> withdrawn                handled
-        recorded -> `withdraw_handled` -> withdrawn         neither in flight any more, nor kept
+        recorded -> `withdraw_handled_except` -> withdrawn  neither in flight any more, nor kept
         recorded -> the task function ends                  stays; `WorkerMonitor.fails` adds the
                                                             final document
 
@@ -141,7 +141,7 @@ class InFlight:
         error = handled_exception(self._main) if escaped_error is None else escaped_error
         # Only documents from before that look: the main thread may have recorded a newer exception
         # in the meantime, which is in flight although `error` isn't it.
-        self.withdraw_handled(error, earlier)
+        self.withdraw_handled_except(error, earlier)
         # The agent may ask more than once: before torch's abort, at a deadline, before a stop.
         # Later questions only withdraw.
         if self._was_asked:
@@ -180,7 +180,7 @@ class InFlight:
         """Withdraw the documents that were kept: the exceptions were handled."""
         with self._lock:
             self._kept_errors.clear()
-        self.withdraw_handled(None)
+        self.withdraw_handled_except(None)
 
     def has_recorded(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was recorded while it was in flight."""
@@ -188,7 +188,7 @@ class InFlight:
         with self._lock:
             return any(id(item) in chain for item, _ in self._recorded)
 
-    def withdraw_handled(
+    def withdraw_handled_except(
         self, error: BaseException | None, names: frozenset[str] | None = None
     ) -> None:
         """Withdraw documents of exceptions that are neither kept nor `error` or in its chain.

@@ -87,7 +87,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     else:
         if os.getpid() == worker:
             with suppress_internal_errors("withdrawing handled exceptions"):
-                monitor.in_flight.withdraw_handled(None)
+                monitor.in_flight.withdraw_handled_except(None)
             with suppress_internal_errors("reporting the end of the function"):
                 monitor.finishes()
             monitor.close()
@@ -243,7 +243,7 @@ class WorkerMonitor:
         """
         # First: documents about exceptions that were handled are withdrawn in any case, also if
         # `error` isn't a failure.
-        self.in_flight.withdraw_handled(error)
+        self.in_flight.withdraw_handled_except(error)
         # After the answer any exception may be what the signal caused. Before it, only one that a
         # signal's handler raises: the agent may have stopped waiting for a slow answer and sent the
         # signal, but an error of the training is real.
@@ -289,7 +289,7 @@ class WorkerMonitor:
         torch keeps the process of a function until its siblings have ended, but not that of a
         program. An exit that `is_announced` ends this process by itself: the agent needn't stop it.
         """
-        self.in_flight.withdraw_handled(None)
+        self.in_flight.withdraw_handled_except(None)
         if self._asked.is_set():
             return  # a handler's answer to the signal with which the agent stops this process
         if self._channel is not None and is_announced:

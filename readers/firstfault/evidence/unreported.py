@@ -156,7 +156,7 @@ def find_terminated_nodes(job: model.JobErrors) -> list[Candidate]:
     ]
 
 
-def find_spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
+def find_ranks_with_relayed_errors(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks with a checkpoint error that only other ranks raised before
     this rank was stopped.
 

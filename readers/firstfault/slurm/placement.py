@@ -60,7 +60,7 @@ def explain_exclusion_problem(
     constraints: Constraints,
     bad_node: str,
     partition_nodes: Collection[Node],
-    reserved: Collection[str] | None,
+    blocked: Collection[str] | None,
     connected: Collection[str] | None,
 ) -> str:
     """Return why the job must not exclude a node, or an empty string if enough nodes are left.
@@ -72,7 +72,7 @@ def explain_exclusion_problem(
         constraints: of the job.
         bad_node: a node that the job ran on.
         partition_nodes: all nodes of its partition.
-        reserved: nodes that the job can't use because of reservations, or None if unknown.
+        blocked: nodes that the job can't use because of reservations, or None if unknown.
         connected: nodes that a switch connects with the bad node, or None for all nodes.
     """
     if bad_node not in constraints.nodes:
@@ -84,9 +84,9 @@ def explain_exclusion_problem(
     node_by_name = {node.name: node for node in partition_nodes}
     if not constraints.nodes <= node_by_name.keys():
         return f"Slurm doesn't list all nodes of partition {constraints.partition}"
-    if reserved is None:
+    if blocked is None:
         return f"the nodes of reservation {constraints.reservation} are unknown"
-    forbidden = {bad_node, *constraints.excluded, *reserved}
+    forbidden = {bad_node, *constraints.excluded, *blocked}
     usable = {
         node for node in node_by_name.values() if node.is_usable and node.name not in forbidden
     }
@@ -128,14 +128,12 @@ def find_exclusion_problem(constraints: Constraints, bad_node: str) -> str:
         nodes = parse_nodes(
             run_slurm("sinfo", "-h", "-N", "-p", constraints.partition, "-o", _join(_NODE_COLUMNS))
         )
-        reserved = find_reserved_nodes(
-            run_slurm("sinfo", "-h", "-T"), constraints.reservation, nodes
-        )
+        blocked = find_blocked_nodes(run_slurm("sinfo", "-h", "-T"), constraints.reservation, nodes)
         return explain_exclusion_problem(
             constraints,
             bad_node,
             nodes,
-            reserved,
+            blocked,
             _find_connected_nodes(bad_node),
         )
     except (SlurmError, ValueError) as error:
@@ -154,7 +152,7 @@ def parse_nodes(printed: str) -> list[Node]:
     return nodes
 
 
-def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node]) -> set[str] | None:
+def find_blocked_nodes(printed: str, reservation: str, nodes: Collection[Node]) -> set[str] | None:
     """Return the nodes that a job can't use now because of reservations, or None if its own
     reservation isn't known.
 
@@ -163,7 +161,7 @@ def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node])
         reservation: the job's own.
         nodes: of the job's partition.
     """
-    reserved: set[str] = set()
+    blocked: set[str] = set()
     own_nodes: set[str] | None = None
     for row in printed.splitlines():
         columns = row.rsplit(maxsplit=len(_RESERVATION_COLUMNS) - 1)
@@ -173,10 +171,10 @@ def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node])
         if name == reservation:
             own_nodes = set(expand_nodes(names))
         elif state == "ACTIVE":
-            reserved |= set(expand_nodes(names))
+            blocked |= set(expand_nodes(names))
     if reservation in _NONE:
-        return reserved
-    return None if own_nodes is None else reserved | ({node.name for node in nodes} - own_nodes)
+        return blocked
+    return None if own_nodes is None else blocked | ({node.name for node in nodes} - own_nodes)
 
 
 def _find_connected_nodes(node: str) -> set[str] | None:

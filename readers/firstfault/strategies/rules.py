@@ -50,7 +50,7 @@ from firstfault.evidence.unreported import (
     find_blamed_nodes,
     find_broadcast_cause,
     find_lost_documents,
-    find_spread_errors,
+    find_ranks_with_relayed_errors,
     find_terminated_nodes,
     find_unreported_nodes,
 )
@@ -455,7 +455,7 @@ RULES = (
     # no process had a fault: the failures imply the root cause
     Rule(
         "spread-error",
-        _blame(find_spread_errors),
+        _blame(find_ranks_with_relayed_errors),
         "medium",
         "the rank with the error that a checkpoint raised on all ranks",
     ),

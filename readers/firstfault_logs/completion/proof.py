@@ -398,7 +398,7 @@ def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -
         and not traceback.is_handled
         and not is_at_exit([frame.function for frame in traceback.exception.frames])
         and not _has_handled(traceback, streams)
-        and not _goes_on(traceback.stream, traceback.lines[1], number)
+        and not _prints_much_between(traceback.stream, traceback.lines[1], number)
         for stream in streams
         for traceback in find_tracebacks(stream)
     )
@@ -421,7 +421,7 @@ def _has_handled(traceback: Traceback, streams: Sequence[Stream]) -> bool:
     )
 
 
-def _goes_on(stream: Stream, begin: int, end: int) -> bool:
+def _prints_much_between(stream: Stream, begin: int, end: int) -> bool:
     """Whether a process printed steps or many other lines between two lines."""
     # of more lines than are kept, the last ones are
     if stream.has_steps_after(begin) or (stream.tail and stream.tail[0].number > begin):

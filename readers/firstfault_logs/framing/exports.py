@@ -86,7 +86,9 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
         everything = itertools.chain.from_iterable(
             _unwrap_object(numbered, key) for numbered in everything
         )
-    everything = _join_exit_status(itertools.chain.from_iterable(map(_unescape, everything)))
+    everything = _label_exit_status(
+        itertools.chain.from_iterable(map(_split_traceback, everything))
+    )
     if is_newest_first:
         first_lines = list(itertools.islice(everything, _MAX_LINES_REORDERED))
         next_line = next(everything, None)
@@ -222,7 +224,7 @@ def parse_object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _join_exit_status(lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
+def _label_exit_status(lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield lines; the number below `echo $?` becomes "exit code 0"."""
     is_asked = False
     for number, line in lines:
@@ -253,7 +255,7 @@ _JOINED_SOURCE = LazyPattern(r'(File[ ]"[^"]+",[ ]line[ ]\d+,[ ]in[ ]\S+)[ ]+')
 _PYTEST_PREFIX = LazyPattern(r"^E[ ]{3}(?:[ ]{4})?")
 
 
-def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
+def _split_traceback(numbered: NumberedLine) -> Iterable[NumberedLine]:
     """Return the lines of a traceback that a record holds as one string: escaped,
     or with spaces for line breaks.
     """
