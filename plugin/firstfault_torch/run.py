@@ -444,7 +444,7 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
     may be killed.
     """
     others: list[Callable[[], object]] = []
-    node_context, bundle = publication.node_context, publication.bundle
+    node_context, bundle, own = publication.node_context, publication.bundle, publication.own
     if bundle:
         name = bundle_name(bundle, of_nodes=not node_context.identity.is_folder_shared)
         seconds = time_limits.HANDOVER_TIMEOUT_SECONDS
@@ -464,6 +464,9 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
+    if own is not None and publication.own is None:
+        # This node has left its own verdict for the next attempt; another one's was the first.
+        hand_over_verdict(node_context, publication.sealed, settings.shutdown_requested)
     return publication
 
 

@@ -10,7 +10,6 @@ from functools import partial
 
 from firstfault.errors import BadDocumentError
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
 from firstfault_torch.conclusion.sealed_verdict import OtherVersionError, adopt_sealed_verdict
 from firstfault_torch.engine import Engine, Publication
 from firstfault_torch.guard import call_with_timeout, logger, try_call
@@ -27,7 +26,8 @@ def publish_or_adopt(
     publish: Callable[[Publication], Publication],
     shutdown_requested: threading.Event | None = None,
 ) -> Publication:
-    """Publish a verdict unless another node has published one on this failure; then adopt that one.
+    """Publish a verdict unless another node has published one on this failure; then adopt that one:
+    the result has no `own` conclusion.
 
     `publish` is the engine's, with its options.
     """
@@ -54,8 +54,6 @@ def publish_or_adopt(
     if found.sealed.document == published.sealed.document:
         return replace(published, durable=True, is_refused=False)
     logger.info("another node has published a verdict first")
-    if publication.own is not None:  # this node has left its own for the next attempt
-        hand_over_verdict(node_context, found.sealed, shutdown_requested)
     return publish(found)
 
 

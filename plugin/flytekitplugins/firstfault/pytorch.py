@@ -63,8 +63,11 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
         with suppress_internal_errors("concluding on the failure"):
             # If this fails, or `publish` does, `is_deck_pending` stays None and the task's own
             # exception goes to the entrypoint, which writes a stock error file.
-            publication = _conclude(error, engine, options, node_context, place)
-            publication = publish_or_adopt(publication, engine, engine.publish)
+            concluded = publication = _conclude(error, engine, options, node_context, place)
+            publication = publish_or_adopt(concluded, engine, engine.publish)
+            if concluded.sealed.decision.retry and publication.own is None:
+                # This pod has left its own verdict for the next attempt; another one's was first.
+                hand_over_verdict(node_context, publication.sealed)
         if publication is not None:
             with suppress_internal_errors("notifying others"):
                 # After publishing: a notifier is user code or a network request, and must not delay
