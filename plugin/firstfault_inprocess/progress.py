@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import mmap
-import sys
 import sysconfig
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
+from firstfault.utils.frames import get_current_frames
 from firstfault_inprocess.store import Position
 from firstfault_torch import time_limits
 from firstfault_torch.guard import start_daemon
@@ -173,7 +173,7 @@ def find_position(thread: int, begun: int | None = None) -> Position | None:
     None if the thread has ended.
     """
     # documented, for debuggers and the like
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001
+    frame: FrameType | None = get_current_frames().get(thread)
     if frame is None:
         return None
     waits, called, innermost = False, "", frame

@@ -20,6 +20,7 @@ from types import BuiltinFunctionType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 from firstfault.model import ExceptionInfo
+from firstfault.utils.frames import get_current_frames
 from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.capture import NOTED, capture, safe_text
@@ -114,7 +115,7 @@ def begin() -> None:
         # The import that calls this may be deep in the program. Its outermost frame is kept: after
         # the program's end, `f_lasti` shows the last instruction.
         # as above
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+        frame = get_current_frames().get(threading.main_thread().ident or 0)
         while frame is not None:
             _outermost[:], frame = [frame], frame.f_back
         for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):

@@ -37,6 +37,7 @@ from typing import Any
 
 from firstfault.exceptions import source_files
 from firstfault.model import HandledException
+from firstfault.utils.frames import get_current_frames
 from firstfault_torch import time_limits
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.copied_exception import (
@@ -410,7 +411,7 @@ def _list_frames(current: BaseException | None, thread: int) -> Iterator[FrameTy
         entry = entry.tb_next
     yield from reversed(passed)
     # documented, for debuggers and the like
-    frame = sys._current_frames().get(thread)  # noqa: SLF001
+    frame = get_current_frames().get(thread)
     while frame is not None:
         yield frame
         frame = frame.f_back

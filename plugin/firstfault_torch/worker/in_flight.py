@@ -31,6 +31,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from firstfault.model import FrameInfo
+from firstfault.utils.frames import get_current_exceptions, get_current_frames
 from firstfault_torch.compat.torch_worker import group_teardown
 from firstfault_torch.guard import ignore_worker_signals, iter_chain, suppress_internal_errors
 from firstfault_torch.node_context import Moment
@@ -331,7 +332,7 @@ class Unwinding:
 def handled_exception(thread: int) -> BaseException | None:
     """Return the exception that a thread is handling: in a clean-up, too."""
     # documented, for debuggers and the like
-    item: Any = sys._current_exceptions().get(thread)  # noqa: SLF001
+    item: Any = get_current_exceptions().get(thread)
     if isinstance(item, tuple):
         item = item[1]  # (type, value, traceback): Python 3.10 and 3.11
     return item if isinstance(item, BaseException) else None
@@ -341,7 +342,7 @@ def find_unwinding(thread: int) -> Unwinding | None:
     """Return the innermost exception that is leaving a frame of a thread, or None."""
     closes_generator = isinstance(handled_exception(thread), GeneratorExit)
     searches = 0
-    above = sys._current_frames().get(thread)  # noqa: SLF001 - as above
+    above = get_current_frames().get(thread)
     while above is not None and above.f_back is not None:
         frame = above.f_back
         raises = frame.f_code.co_code[frame.f_lasti] in _RAISES

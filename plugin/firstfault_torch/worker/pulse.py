@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import threading
 from typing import Any
 
+from firstfault.utils.frames import get_current_frames
 from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import collective_counts
 from firstfault_torch.guard import BackgroundCall
@@ -43,7 +43,7 @@ def pulse() -> dict[str, Any]:
     # another one.
     begun, ended = _counts()
     # documented, for debuggers
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    frame = get_current_frames().get(threading.main_thread().ident or 0)
     # The main thread may run on while this one walks its frames. A mixture of two moments is
     # harmless: it differs from the place before, which is progress.
     at: list[tuple[int, int]] = []

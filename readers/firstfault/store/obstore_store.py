@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store,
 from firstfault.store.listings import ObjectInfo, Page, build_single_page, to_nanoseconds
 from firstfault.store.obstore_settings import NoCredentialsError, make_client
 from firstfault.store.uris import join
+from firstfault.utils.frames import get_current_frames
 
 if TYPE_CHECKING:
     from firstfault.store.fsspec_store import FsspecStore
@@ -172,7 +172,7 @@ class ObstoreStore(Store):
         if not _requesting_pid:
             _requesting_pid.append(os.getpid())
             # all threads
-            atexit.register(_wait_for_native_threads, frozenset(sys._current_frames()))  # noqa: SLF001
+            atexit.register(_wait_for_native_threads, frozenset(get_current_frames()))
         if self._fallback is None:
             with contextlib.suppress(WrongRegionError):
                 return await super().request(verb, path, call)
@@ -246,7 +246,7 @@ def _wait_for_native_threads(before: frozenset[int]) -> None:
         time.sleep(THREADS_POLL_SECONDS)  # releases the GIL
         known = before | {thread.ident for thread in threading.enumerate()}
         # only this lists threads of other languages
-        if not sys._current_frames().keys() - known:  # noqa: SLF001
+        if not get_current_frames().keys() - known:
             break
 
 
