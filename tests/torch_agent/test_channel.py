@@ -35,7 +35,7 @@ TOLERANCE_S = 20.0
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return a folder with a path that is short enough for a socket."""
-    with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

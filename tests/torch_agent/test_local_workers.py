@@ -279,7 +279,9 @@ def test_a_program_that_exits_while_a_peer_fails(
     """It ends by itself, and counts as failed when it began to exit; after a signal to the node it
     is stopped like all others.
     """
-    with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="ff-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
         context = replace(prefix.node_context(), node_folder=folder)
         assert context.files is not None
         files = context.files
