@@ -34,6 +34,8 @@ def _check_verdicts(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     verdicts = {agent.verdict for agent in ended}
     if any(not agent.is_terminated for agent in ended) and verdicts == {b""}:
         yield "I3 a verdict exists if an agent lives", f"{len(ended)} have ended without one"
+    elif verdicts == {b""}:
+        yield "a verdict is missing: each agent that stayed has died", f"{len(ended)} have left"
     published = job.world.storage.verdict
     other = [agent.rank for agent in ended if published and agent.verdict not in {published, b""}]
     if other:
