@@ -49,7 +49,7 @@ from firstfault_logs.framing.lines import (
 )
 from firstfault_logs.outcome import explain_missing_proof
 from firstfault_logs.framing.labels import Label
-from firstfault_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
+from firstfault_logs.framing.files import ask_for_one, describe_cut, find_separate_jobs
 from firstfault_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS

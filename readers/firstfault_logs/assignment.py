@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.causes.cluster_tasks import take_spark_tasks
-from firstfault_logs.causes.device_ranks import find_ranks_by_device
-from firstfault_logs.causes.elimination import name_remaining_rank
-from firstfault_logs.causes.ray_reports import (
+from firstfault_logs.causes.cluster_reports import (
     mark_ray_actors,
     read_ray_driver,
     take_reported_exceptions,
+    take_spark_tasks,
 )
-from firstfault_logs.causes.repeated_reports import (
+from firstfault_logs.causes.reported_ends import (
     drop_kills_below_exceptions,
     drop_repeated_deaths,
     merge_local_ranks,
@@ -25,7 +23,12 @@ from firstfault_logs.causes.survival import (
     drop_survived_tracebacks,
     find_thread_fault,
 )
-from firstfault_logs.causes.unlabeled_lines import assign_unlabeled_lines, find_ranks_in_errors
+from firstfault_logs.causes.unnamed_ranks import (
+    assign_unlabeled_lines,
+    find_ranks_by_device,
+    find_ranks_in_errors,
+    name_remaining_rank,
+)
 from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind

@@ -10,15 +10,13 @@ from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.completion.loops import Loops, has_brackets, may_configure
 from firstfault_logs.completion.words import may_report_completion
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.framing.named_ranks import DECLARED_RANK
-from firstfault_logs.framing.sizes import SizeMarks
+from firstfault_logs.framing.ranks import DECLARED_RANK, SizeMarks
 
 if TYPE_CHECKING:
     from firstfault_logs.attempts import AttemptIndex, Progress, Where
-    from firstfault_logs.boxes import Entry
-    from firstfault_logs.framing.first_ranks import FirstRanks
     from firstfault_logs.framing.labels import Label, LogRecord
-    from firstfault_logs.launchers import LauncherReport
+    from firstfault_logs.framing.ranks import FirstRanks
+    from firstfault_logs.launchers import Entry, LauncherReport
 
 _LINE_OVERHEAD_CHARS = 16
 """Memory that a line takes in addition to its characters."""

@@ -23,10 +23,14 @@ from firstfault.utils.stored_text import clean, clean_end
 from firstfault_logs.assignment import Assignment
 from firstfault_logs.causes.reported_ends import ReportedEnds
 from firstfault_logs.completion.proof import CompletionProof, find_completion
-from firstfault_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.outcome import explain_missing_proof, has_final_success
+from firstfault_logs.outcome import (
+    explain_missing_proof,
+    find_teardown_ends,
+    has_final_success,
+    has_outlived,
+)
 from firstfault_logs.processes import (
     LOST_WITH_NODE,
     MAX_TEXT_CHARACTERS,

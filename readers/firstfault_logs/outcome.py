@@ -1,23 +1,184 @@
-"""Whether an attempt without a failure in its logs has succeeded:
-only what it printed at its end proves that.
+"""What a completion, or its absence, makes of an attempt's failures: the job may have handled or
+outlived them, or they are of its teardown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.utils.text import one_line
 from firstfault_logs.attempts import find_progress
-from firstfault_logs.completion.noise import drop_ignored_exceptions, find_doubts
-from firstfault_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
-from firstfault_logs.completion.words import JOB_FAILED, JOB_SUCCEEDED, is_success_report
+from firstfault_logs.completion.noise import (
+    drop_ignored_exceptions,
+    drop_teardown_noise,
+    find_doubts,
+    is_at_exit,
+)
+from firstfault_logs.completion.proof import MAX_LATER_LINES, MIN_STEPS_RESUMED, CompletionProof
+from firstfault_logs.completion.words import (
+    JOB_FAILED,
+    JOB_SUCCEEDED,
+    CompletionKind,
+    is_noise,
+    is_success_report,
+)
+from firstfault_logs.framing.files import are_outputs_of_one_job
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.launchers import ReportKind
+from firstfault_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Attempt
+    from firstfault_logs.framing.labels import LogRecord
+    from firstfault_logs.processes import Process
+    from firstfault_logs.tracebacks import Traceback
+
+
+_ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
+
+
+def find_teardown_ends(
+    attempt: Attempt,
+    completion: CompletionProof | None,
+    failed: Sequence[Process],
+    launcher_failures: Sequence[Traceback],
+) -> list[Process] | None:
+    """Return the processes that ended with an error after the job had finished.
+
+    Below the words of a completion, only a launcher's report of an error is a failure. What the
+    processes print themselves while they end is noise.
+
+    Returns:
+        None if a failure isn't of the teardown: then none is, because the job may have failed.
+    """
+    # a counter at its end shows that the steps are done, but not that their results are saved
+    if completion is None or completion.kind is CompletionKind.COUNTER:
+        return None
+    reported = [
+        process for process in failed if _is_end_reported(process) or not _is_noise(process)
+    ]
+    begins = [
+        (file, first)
+        for process in failed
+        if not _is_finalizer(process)
+        for file, first, _ in process.lines
+    ]
+    begins += [
+        (file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)
+    ]
+    begins += [(file, entry.number) for file, _, entry in attempt.entries]
+    begins += [(traceback.stream.file, traceback.lines[0]) for traceback in launcher_failures]
+    if any(_is_elsewhere(file, first, completion) for file, first in begins):
+        return None
+    above = _list_lines_above(attempt, completion)
+    if not all(_is_of_teardown(process, completion, above) for process in failed):
+        return None
+    return reported
+
+
+def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
+    """Whether a failure that begins in this line isn't below a completion, as far as the logs show.
+
+    Schedulers write what a job and its launcher print to two files; the words of the end are in one
+    of them.
+    """
+    if file == completion.file:
+        return first < completion.number
+    return not are_outputs_of_one_job(file, completion.file)
+
+
+def has_outlived(
+    attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]
+) -> bool:
+    """Whether the job was started again after all failures, which the log doesn't report,
+    and then finished.
+
+    Either it printed several further steps, or its log went on for long and ends with a status of
+    success.
+    """
+    if completion is None or last_failures.keys() != {completion.file}:
+        return False
+    last_failure = last_failures[completion.file]
+    if completion.number < last_failure:
+        return False
+    streams = [stream for stream in attempt.streams.values() if stream.file == completion.file]
+    has_resumed = any(stream.has_steps_after(last_failure) for stream in streams)
+    if has_resumed and completion.kind >= CompletionKind.RESULT:
+        return True
+    if completion.kind is not CompletionKind.STATUS:
+        return False
+    lines = (record for stream in streams for record in stream.tail)
+    between = (one for one in lines if last_failure < one.number < completion.number)
+    return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
+
+
+def _is_end(report: LauncherReport, completion: CompletionProof) -> bool:
+    """Whether a report is about an end with an error; without a code or a signal,
+    a process may have been stopped.
+    """
+    if report.kind is ReportKind.TERMINATED and completion.kind is CompletionKind.STATUS:
+        return False  # announced before the end of the job, which then came in time
+    return report.kind in _ENDS and (
+        report.kind is not ReportKind.ENDED or bool(report.exit_code or report.signal)
+    )
+
+
+def _is_of_teardown(
+    process: Process, completion: CompletionProof, above: Sequence[LogRecord]
+) -> bool:
+    """Whether a process can't have failed in the job's work:
+    a program's own exception may be of a later part of it.
+    """
+    if completion.kind is CompletionKind.STATUS:
+        return True
+    if process.exit_code:
+        # the words are of one rank, and another one may have reported an error before it left
+        own = {record for one in process.streams for record in list(one.tail)[-MAX_LATER_LINES:]}
+        lines = sorted({*own, *above}, key=lambda record: record.number)
+        return _is_noise(process) and not find_doubts(drop_teardown_noise(lines))
+    return _is_noise(process)
+
+
+def _list_lines_above(attempt: Attempt, completion: CompletionProof) -> list[LogRecord]:
+    """Return the last lines above a completion in its file,
+    and those of the other output of its job.
+    """
+    begin = completion.number - MAX_LATER_LINES
+    streams = (stream for stream in attempt.streams.values() if stream.file == completion.file)
+    above = [
+        record
+        for one in streams
+        for record in one.tail
+        if begin <= record.number < completion.number
+    ]
+    others = (
+        one for one in attempt.streams.values() if are_outputs_of_one_job(one.file, completion.file)
+    )
+    return [*above, *(record for one in others for record in list(one.tail)[-MAX_LATER_LINES:])]
+
+
+def _is_end_reported(process: Process) -> bool:
+    """Whether a launcher reports that a process ended with an error."""
+    return (
+        process.exit_code is not None
+        or process.is_oom
+        or bool(process.signal and not process.reports_own_end)
+    )
+
+
+def _is_finalizer(process: Process) -> bool:
+    """Whether a process, which isn't reported to have ended,
+    printed an exception of its finalizers.
+    """
+    return process.raised is not None and _is_noise(process) and not _is_end_reported(process)
+
+
+def _is_noise(process: Process) -> bool:
+    """Whether a process printed no exception,
+    or only one of a function that runs when a program ends.
+    """
+    return process.raised is None or is_at_exit([frame.function for frame in process.raised.frames])
 
 
 def has_final_success(

@@ -17,7 +17,7 @@ from firstfault_logs.framing.labels import parse_time_ns
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
     from firstfault_logs.attempt_logs import Attempt, Stream
-    from firstfault_logs.boxes import Entry
+    from firstfault_logs.launchers import Entry
     from firstfault_logs.own_reports import OwnReport
     from firstfault_logs.tracebacks import Traceback
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
+from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.causes.resources import ends_resource
 from firstfault_logs.completion.noise import HANDLED_ERROR, is_at_exit
 from firstfault_logs.completion.words import is_crash_report, is_noise, is_success_report
 from firstfault_logs.framing.labels import GLOG_STAMP
@@ -23,6 +25,7 @@ from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Excerpt, Stream
     from firstfault_logs.framing.labels import LogRecord
+
 
 MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
@@ -329,3 +332,22 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
         *(traceback for traceback in tracebacks if not traceback.is_mixed),
         shared_traceback,
     ], ""
+
+
+_RESOURCE_CATEGORIES = {"cuda_oom", "host_oom", "disk_full", "gpu_hardware", "gpu_kernel"}
+"""Categories of faults that end one thread, while other threads notice only that it's gone."""
+
+
+def ends_resource(exception: ExceptionInfo) -> bool:
+    """Whether an exception is about memory, a disk or a GPU:
+    it may explain a later one of the same process.
+    """
+    return find_specific_category(exception) in _RESOURCE_CATEGORIES
+
+
+def find_specific_category(exception: ExceptionInfo) -> str:
+    """Return the category of a fault that an exception's text identifies, or "" without one."""
+    first = find_first_cause(exception)
+    judged = classify(first.message, first.type, (*first.bases, "BaseException"))
+    is_fault = judged.role is Role.PRIMARY and judged.is_specific
+    return judged.category if is_fault else ""

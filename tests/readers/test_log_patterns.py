@@ -8,7 +8,6 @@ from firstfault_logs import (
     assignment,
     attempt_logs,
     attempts,
-    boxes,
     collector,
     flight,
     launchers,
@@ -18,17 +17,14 @@ from firstfault_logs import (
     torchrun_folder,
     tracebacks,
 )
-from firstfault_logs.causes import ray_reports, reported_ends, unlabeled_lines
-from firstfault_logs.completion import loops, noise, peers, proof, rounds, summary, words
+from firstfault_logs.causes import cluster_reports, reported_ends, unnamed_ranks
+from firstfault_logs.completion import loops, noise, proof, rounds, words
 from firstfault_logs.framing import (
     exports,
     files,
-    inline_labels,
-    job_statements,
     labels,
     lines,
-    named_ranks,
-    outputs,
+    ranks,
 )
 from tests.readers.any_pattern import find_all
 
@@ -77,12 +73,12 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (tracebacks.ERROR_LEVEL, "2031-05-06 07:08:09,000 ERROR the step failed", {}),
     (tracebacks._COMMAND_FAILED, "Training has failed even after 3 attempts.", {}),
     (
-        ray_reports._RAY_TASK_ERROR,
+        cluster_reports._RAY_TASK_ERROR,
         "ray::_Inner.train() (pid=70, ip=9.8.7.6, repr=Train)",
         {"pid": "70", "ip": "9.8.7.6"},
     ),
     (
-        ray_reports._RAY_ACTOR_DIED,
+        cluster_reports._RAY_ACTOR_DIED,
         (
             "ActorDiedError: The actor died unexpectedly before finishing this task.\n"
             "\tclass_name: Worker\n\tpid: 4711\n\tnamespace: default\n\tip: 10.0.0.7"
@@ -95,9 +91,9 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         {"rank": "2"},
     ),
     (assignment._RANK_HEADING, "[Rank 2 Error Snippet]:", {"rank": "2"}),
-    (unlabeled_lines._POD_DESCRIPTION, "Name:         train-worker-1", {}),
+    (unnamed_ranks._POD_DESCRIPTION, "Name:         train-worker-1", {}),
     (
-        unlabeled_lines._ERROR_ON_RANK,
+        unnamed_ranks._ERROR_ON_RANK,
         "CRITICAL [train:9, rank=6] Uncaught ValueError",
         {"rank": "6"},
     ),
@@ -134,17 +130,17 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     ),
     (attempts.TRAINING_STEP, "step 6/6 loss 1.9", {"what": "step", "step": "6", "total": "6"}),
     (attempts.VARYING_PART, "loaded 26 shards in 0x7f3a", {}),
-    (boxes._BOX_BEGIN, "/app/tests/consoles/program.py FAILED", {}),
-    (boxes._BOX_ENTRY, "[1]:", {}),
+    (launchers._BOX_BEGIN, "/app/tests/consoles/program.py FAILED", {}),
+    (launchers._BOX_ENTRY, "[1]:", {}),
     (
-        boxes._BOX_FIELD,
+        launchers._BOX_FIELD,
         "  exitcode  : -15 (pid: 27273)  (SIGTERM)",
         {"name": "exitcode", "value": "-15 (pid: 27273)  (SIGTERM)"},
     ),
-    (boxes._BOX_RULE, "-----------------------------------------------------", {}),
-    (boxes._BOX_RANK, "1 (local_rank: 1)", {"rank": "1", "local": "1"}),
-    (boxes._BOX_CODE, "-15 (pid: 27273)  (SIGTERM)", {"code": "-15", "pid": "27273"}),
-    (boxes._BOX_SIGNAL, "Signal 15 (SIGTERM) received by PID 27273", {"signal": "SIGTERM"}),
+    (launchers._BOX_RULE, "-----------------------------------------------------", {}),
+    (launchers._BOX_RANK, "1 (local_rank: 1)", {"rank": "1", "local": "1"}),
+    (launchers._BOX_CODE, "-15 (pid: 27273)  (SIGTERM)", {"code": "-15", "pid": "27273"}),
+    (launchers._BOX_SIGNAL, "Signal 15 (SIGTERM) received by PID 27273", {"signal": "SIGTERM"}),
     (
         tracebacks.SPARK_TASK_ERROR,
         "Lost task 3.0 in stage 1.0 (TID 7) (gpu-2 executor 2):",
@@ -155,43 +151,43 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (own_reports._STALL_REPORT, "waiting for remainder of ranks for more than 60 seconds.", {}),
     (launchers.MAYBE_CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {}),
     (launchers._CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {"signal": "4"}),
-    (named_ranks.DECLARED_RANK, "Rank 3: step 0 loss 2.5904", {"rank": "3"}),
+    (ranks.DECLARED_RANK, "Rank 3: step 0 loss 2.5904", {"rank": "3"}),
     (attempt_logs._CHAINED_TRACEBACK, "Original Traceback (most recent call last):", {}),
     (collector._FILE_HEADER, "==> w-0.log <==", {"path": "w-0.log"}),
     (collector._SHELL_COMMAND, "$ python train.py --epochs 30 --lr 3", {}),
     (collector._TORCHRUN_OUTPUT, "torchrun --standalone --nproc_per_node=4 train.py", {}),
-    (job_statements._WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {"world": "4"}),
-    (job_statements._MAYBE_WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {}),
+    (collector._WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {"world": "4"}),
+    (collector._MAYBE_WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {}),
     (
-        job_statements._DEFAULT_WORLD_SIZE,
+        collector._DEFAULT_WORLD_SIZE,
         "Namespace(epochs=90, lr=0.1, multiprocessing_distributed=True, world_size=1)",
         {},
     ),
     (
-        job_statements._POD_ROW,
+        collector._POD_ROW,
         "other-app-7      0/1     Error       0          10m",
         {"pod": "other-app-7", "status": "Error"},
     ),
-    (job_statements._DESCRIBED_POD, "Name:         train-worker-1", {"pod": "train-worker-1"}),
+    (collector._DESCRIBED_POD, "Name:         train-worker-1", {"pod": "train-worker-1"}),
     (
-        job_statements._RANK_AND_PID,
+        collector._RANK_AND_PID,
         "- (ip=9.8.7.6, pid=71) world_rank=0, local_rank=0",
         {"pid2": "71", "rank2": "0"},
     ),
     (
-        job_statements._REPORT_TIME,
+        collector._REPORT_TIME,
         "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***",
         {"time": "2031-05-06T07:08:09"},
     ),
     (
-        inline_labels._INLINE_RANK,
+        ranks._INLINE_RANK,
         "[Rank 3] Watchdog caught collective operation timeout",
         {"rank": "3"},
     ),
-    (named_ranks.LOGGED_RANK, "06-May-31 07:08:09 [Worker:0] [INFO] step 1", {"rank": "0"}),
-    (inline_labels._INLINE_PID, "[ERROR] RUNTIME(PID: 4711, Device: 3) failed", {"pid": "4711"}),
+    (ranks.LOGGED_RANK, "06-May-31 07:08:09 [Worker:0] [INFO] step 1", {"rank": "0"}),
+    (ranks._INLINE_PID, "[ERROR] RUNTIME(PID: 4711, Device: 3) failed", {"pid": "4711"}),
     (
-        inline_labels._NCCL_LINE_START,
+        ranks._NCCL_LINE_START,
         "lane:9:12 [0] NCCL INFO comm 0x1 rank 0 nranks 8 - Destroy COMPLETE",
         {"host": "lane", "pid": "9"},
     ),
@@ -249,7 +245,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (proof._MEASURE, "step 20, loss: 0.2", {}),
     (proof._OPEN_COUNTER, "epoch: 4, loss: 0.2", {"what": "epoch"}),
     (proof._LAST_WORDS, "rank 3 done", {}),
-    (peers._NOT_OF_TRAINING, "New best model found at epoch 11: acc 0.61", {}),
+    (proof._NOT_OF_TRAINING, "New best model found at epoch 11: acc 0.61", {}),
     (proof._TEST_METRIC, "Test loss: 0.31, test accuracy: 0.82", {}),
     (proof._ONE_OF_SEVERAL, "fold 3 of the cross-validation", {}),
     (proof._METRIC, "loss on the test set: 1.8", {}),
@@ -257,11 +253,11 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (rounds._BATCH_IN_BRACKETS, "Epoch: [3][120/500] loss 0.3", {}),
     (rounds._LETTER, "--- epoch", {}),
     (rounds._TIME_LEFT, "step 20 eta: 12:07", {}),
-    (summary._SUMMARY_LINE, "Best model is of epoch 2: loss 0.5", {}),
-    (summary._PASSING_RESULT, "New best model found at epoch 11: acc 0.61", {}),
-    (summary._TEST_RESULT, "Test loss: 0.31, test accuracy: 0.82", {}),
-    (summary._MENTIONED_STEP, "New best model found at epoch 11: acc 0.61", {}),
-    (outputs._OUTPUT_FILE, "train.o77", {"before": "train.", "after": "77"}),
+    (rounds._SUMMARY_LINE, "Best model is of epoch 2: loss 0.5", {}),
+    (rounds._PASSING_RESULT, "New best model found at epoch 11: acc 0.61", {}),
+    (rounds._TEST_RESULT, "Test loss: 0.31, test accuracy: 0.82", {}),
+    (rounds._MENTIONED_STEP, "New best model found at epoch 11: acc 0.61", {}),
+    (files._OUTPUT_FILE, "train.o77", {"before": "train.", "after": "77"}),
     (attempts._COUNTER_IN_EPOCH, "][ 100/5005]\tLoss 2.100", {"bracket": "100"}),
     (attempts._FRACTION_OF_EPOCH, ".95, 'loss': 2.1", {}),
     (
