@@ -176,12 +176,12 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
-    if not collector.line_count:
+    if not collector.records.line_count:
         return Snapshot(notes=tuple(notes)) if notes else None
     attempts = collector.attempts(find_empty_starts)
     built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]
     documents, proof = [reading.documents for reading in built], built[-1].proof
-    notes = (*notes, *collector.notes, *built[-1].notes)
+    notes = (*notes, *collector.records.notes, *built[-1].notes)
     why = "" if documents[-1] else explain_missing_proof(attempts[-1], proof)
     if why and (cut := describe_cut(collector.first_texts.values(), collector.find_last_texts())):
         notes = (*notes, cut)

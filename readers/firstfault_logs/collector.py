@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -11,19 +10,10 @@ from typing import TYPE_CHECKING
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempt_logs import Attempt, Stream
 from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, find_progress
-from firstfault_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
-from firstfault_logs.framing.exports import FrameIndenter, read_export
 from firstfault_logs.framing.files import TimeSpan
-from firstfault_logs.framing.labels import (
-    Label,
-    LogRecord,
-    Prefixes,
-    get_file_label,
-    learn_prefixes,
-    parse_time_ns,
-)
-from firstfault_logs.framing.lines import read_ahead
+from firstfault_logs.framing.labels import Label, LogRecord, parse_time_ns
 from firstfault_logs.framing.ranks import FirstRanks, add_inline_label
+from firstfault_logs.framing.records import SHELL_COMMAND, RecordReader, TracebackLines
 from firstfault_logs.launchers import (
     MAYBE_CODE_BELOW,
     Boxes,
@@ -38,8 +28,6 @@ if TYPE_CHECKING:
     from firstfault_logs.framing.lines import NumberedLine
 
 
-_LINES_READ_AHEAD = 1000
-"""Lines from which prefixes are learned."""
 _TAIL_CHARS = 32 * 1024
 """Characters of the end of what each label printed."""
 _SMALL_TAIL_CHARS = 4 * 1024
@@ -50,28 +38,6 @@ _MAX_STREAMS = 20_000
 _MAX_OPENING_LINES = 20
 """First lines of each file, apart from long ones."""
 _MAX_OPENING_CHARS = 400
-_MAX_COMMANDS = 100
-"""Shell commands in one file that may start another job; later ones are ordinary lines."""
-
-
-# Printed by tail and head before the lines of each file.
-_FILE_HEADER = LazyPattern(r"==>[ ](?P<path>\S+)[ ]<==\s*$")
-
-# A prompt of a shell and a command that starts a job
-_SHELL_COMMAND = LazyPattern(r"""
-^(?:\([\w.-]+\)[ ])?
-(?:[\w.-]+@[\w.-]+[:~ ][^$\n]{0,80})?
-\$[ ](?:\w+=\S+[ ])*
-(?:
-  \./\S
-| \S*python[\d.]*[ ]
-| torchrun[ ] | srun[ ] | sbatch[ ] | accelerate[ ] | deepspeed[ ] | mpirun[ ] | mpiexec[ ] | horovodrun[ ]
-| bash[ ] | sh[ ] | nohup[ ] | make[ ]
-| ray[ ]job[ ]submit[ ]
-| firstfault[ ]torchrun[ ]
-)
-""")
-
 # What only a job under torchrun prints.
 _TORCHRUN_OUTPUT = LazyPattern(r"""
   torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)
@@ -88,19 +54,14 @@ class LogCollector:
     """Whether it needs the lines of blocks without a failure, too."""
 
     def __init__(self) -> None:
-        self.line_count = 0
-        self.notes: list[str] = []
         self.first_texts: dict[str, str] = {}
         """By file, its first line that isn't empty."""
         self._first_times: dict[str, int] = {}
         self._last_times: dict[str, int] = {}
         """By file, the times of the first and the last line that has one."""
-        self._header_labels: dict[str, Label] = {}
-        """By file, the label in its last header."""
-        self._indenter = FrameIndenter()
-        self._prefixed_tracebacks = PrefixedTracebacks()
-        self._broken_lines = BrokenLines()
         self._all = Attempt()
+        self.records = RecordReader(self._all.size)
+        self._tracebacks = TracebackLines()
         self._job_starts: dict[str, list[int]] = defaultdict(list)
         """Lines in which a shell shows the command that starts a job."""
         self._marks_by_node: dict[Where, AttemptMarks] = {}
@@ -115,61 +76,8 @@ class LogCollector:
             file: its name, for references.
             label: who wrote it, according to its name.
         """
-        lines, is_reversed = read_export(lines)
-        if is_reversed:
-            self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
-        pending, remaining_lines = read_ahead(lines, _LINES_READ_AHEAD)
-        self._all.size.vague_names.add(label.node)
-        if label.node_index is not None:
-            self._all.size.files_of_nodes.add(label.node)
-        for commands_left in range(_MAX_COMMANDS, -1, -1):
-            # each command may put other prefixes before its lines
-            is_command = _SHELL_COMMAND.match
-            later_commands = (
-                index for index, (_, line) in enumerate(pending) if index and is_command(line)
-            )
-            prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
-            remaining_lines = self._read_command(
-                remaining_lines,
-                file,
-                label,
-                prefixes,
-                is_last=commands_left == 0,
-            )
-            self._all.size.vague_names.update(
-                *(parser.learned_names for parser in (prefixes, prefixes.inner) if parser)
-            )
-            pending, remaining_lines = read_ahead(remaining_lines, _LINES_READ_AHEAD)
-            if not pending:
-                return
-
-    def _read_command(
-        self,
-        lines: Iterator[NumberedLine],
-        file: str,
-        label: Label,
-        prefixes: Prefixes,
-        *,
-        is_last: bool,
-    ) -> Iterator[NumberedLine]:
-        """Take the lines up to the next shell command; return that command and all lines below."""
-        for index, (number, line) in enumerate(lines):
-            self.line_count += 1
-            if not is_last and "$" in line[:100] and _SHELL_COMMAND.match(line):
-                if index:
-                    return itertools.chain([(number, line)], lines)
-                self._take(file, LogRecord(number, line, label, None))
-                continue
-            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
-                self._header_labels[file] = get_file_label(header["path"])
-                self._all.size.vague_names.add(self._header_labels[file].node)
-                continue
-            for record in prefixes.parse(number, line, self._header_labels.get(file, label)):
-                for whole in self._broken_lines.join(record):
-                    self._take(file, whole)
-        for record in self._broken_lines.flush():
+        for record in self.records.read(lines, file, label):
             self._take(file, record)
-        return iter(())
 
     def find_training_times(self) -> dict[str, TimeSpan]:
         """Return when the files with steps of a training were written,
@@ -237,14 +145,13 @@ class LogCollector:
         return attempts
 
     def _take(self, file: str, record: LogRecord) -> None:
-        text = self._prefixed_tracebacks.cut(record.label, record.text)
-        record = record._replace(text=self._indenter.indent(record.label, text))
+        record = record._replace(text=self._tracebacks.restore(record.label, record.text))
         text, label, everything = record.text, record.label, self._all
         where = (file, label.node or ("" if label.task is None else f"task {label.task}"))
         marks = self._marks_by_node.get((file, label.node))
         if marks is None:
             marks = self._marks_by_node[file, label.node] = AttemptMarks(self._job_starts[file])
-        if "$" in text[:100] and _SHELL_COMMAND.match(text):
+        if "$" in text[:100] and SHELL_COMMAND.match(text):
             self._start_job(file, record.number)
         boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
         is_boxed = boxes.take(record.number, text)

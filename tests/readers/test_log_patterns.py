@@ -25,6 +25,7 @@ from firstfault_logs.framing import (
     labels,
     lines,
     ranks,
+    records,
 )
 from tests.readers.any_pattern import find_all
 
@@ -153,8 +154,8 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (launchers._CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {"signal": "4"}),
     (ranks.DECLARED_RANK, "Rank 3: step 0 loss 2.5904", {"rank": "3"}),
     (attempt_logs._CHAINED_TRACEBACK, "Original Traceback (most recent call last):", {}),
-    (collector._FILE_HEADER, "==> w-0.log <==", {"path": "w-0.log"}),
-    (collector._SHELL_COMMAND, "$ python train.py --epochs 30 --lr 3", {}),
+    (records._FILE_HEADER, "==> w-0.log <==", {"path": "w-0.log"}),
+    (records.SHELL_COMMAND, "$ python train.py --epochs 30 --lr 3", {}),
     (collector._TORCHRUN_OUTPUT, "torchrun --standalone --nproc_per_node=4 train.py", {}),
     (collector._WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {"world": "4"}),
     (collector._MAYBE_WORLD_SIZE, "[INFO] [launch.py:170:main] dist_world_size=4", {}),
@@ -270,7 +271,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (tracebacks.LOGGED_ERROR, "2026-11-30 05:00:00 - trainer - ERROR - step failed", {}),
     (flight._DUMP_NAME, "nccl_trace_rank_3.pkl", {"digits": "3"}),
     (flight._TORCH_DUMP_NAME, "_dump_6", {}),
-    (exports._FRAME_START, 'File "<frozen runpy>", line 88, in _run_code', {}),
+    (exports.FRAME_START, 'File "<frozen runpy>", line 88, in _run_code', {}),
     (
         exports._LINE_TIME,
         "2031-05-06T07:08:05Z     raise ValueError(batch)",
@@ -295,7 +296,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     ),
     (exports._JOINED_SOURCE, 'File "/job/train.py", line 12, in main ', {}),
     (exports._PYTEST_PREFIX, 'E     File "/job/train.py", line 12, in main', {}),
-    (exports._UNINDENTED_LINE, "Traceback (most recent call last):", {}),
+    (records._UNINDENTED_LINE, "Traceback (most recent call last):", {}),
     (stops._GPU_ERROR, "RuntimeError: CUDA error: unspecified launch failure", {}),
     (torchrun_folder._ATTEMPT_FOLDER, "attempt_0", {}),
 ]

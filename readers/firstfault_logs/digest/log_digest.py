@@ -105,7 +105,7 @@ class _DigestCollector(LogCollector):
         """The last line with a time."""
 
     def _take(self, file: str, record: LogRecord) -> None:
-        text = self._indenter.indent(record.label, record.text)
+        text = self._tracebacks.indent(record.label, record.text)
         if not text.strip(" ^~"):  # Python marks a part of the line above
             return
         line = QuotedLine(
