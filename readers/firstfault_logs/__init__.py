@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import IO, cast
 
 from firstfault.errors import BadDocumentError
-from firstfault_logs.causes.empty_starts import find_empty_starts
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.completion.proof import CompletionProof
 from firstfault_logs.documents import build_documents, build_size
@@ -178,7 +177,7 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
     if not collector.records.line_count:
         return Snapshot(notes=tuple(notes)) if notes else None
-    attempts = collector.attempts(find_empty_starts)
+    attempts = collector.split_attempts()
     built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]
     documents, proof = [reading.documents for reading in built], built[-1].proof
     notes = (*notes, *collector.records.notes, *built[-1].notes)

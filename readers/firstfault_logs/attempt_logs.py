@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
@@ -13,7 +13,7 @@ from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.framing.ranks import DECLARED_RANK, SizeMarks
 
 if TYPE_CHECKING:
-    from firstfault_logs.attempts import AttemptIndex, Progress, Where
+    from firstfault_logs.attempts import Progress, Where
     from firstfault_logs.framing.labels import Label, LogRecord
     from firstfault_logs.framing.ranks import FirstRanks
     from firstfault_logs.launchers import Entry, LauncherReport
@@ -92,6 +92,16 @@ class Stream:
 
     def take(self, record: LogRecord, max_characters: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
+        self.tail.append(record)
+        self._tail_characters += len(record.text) + _LINE_OVERHEAD_CHARS
+        while self._tail_characters > max_characters and len(self.tail) > 1:
+            self._tail_characters -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
+        if record.by_torch:
+            self.by_torch.append(record)
+        names_a_rank = "ank" in record.text or "process_in" in record.text
+        if names_a_rank and (declared := DECLARED_RANK.match(record.text)):
+            self.declared_ranks.add(int(declared["rank"]))
+        self._add_to_excerpts(record)
         if progress is not None:
             self.progress = progress
             self.loops.take(record.text, record.number)
@@ -106,54 +116,10 @@ class Stream:
                 deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
             )
             self.completions.append(record)
-        self.tail.append(record)
-        self._tail_characters += len(record.text) + _LINE_OVERHEAD_CHARS
-        while self._tail_characters > max_characters and len(self.tail) > 1:
-            self._tail_characters -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
-        if record.by_torch:
-            self.by_torch.append(record)
-        names_a_rank = "ank" in record.text or "process_in" in record.text
-        if names_a_rank and (declared := DECLARED_RANK.match(record.text)):
-            self.declared_ranks.add(int(declared["rank"]))
-        self._add_to_excerpts(record)
 
     def has_steps_after(self, number: int) -> bool:
         """Whether several steps were printed below a line."""
         return len(self.last_steps) == STEPS_PROVING_SURVIVAL and self.last_steps[0].number > number
-
-    def split_by_attempt(self, index: AttemptIndex) -> dict[int, Stream]:
-        """Return what was printed in each attempt, by its number."""
-        streams: dict[int, Stream] = {}
-
-        def part(number: int) -> Stream:
-            return streams.setdefault(
-                index.find_attempt(self.where, number),
-                Stream(self.where, self.label, declared_ranks=self.declared_ranks),
-            )
-
-        for record in self.tail:
-            part(record.number).tail.append(record)
-        for record in self.by_torch:
-            part(record.number).by_torch.append(record)
-        for record in self.completions or ():
-            at = part(record.number)
-            at.completions = at.completions or deque()
-            at.completions.append(record)
-        for excerpt in self.excerpts:
-            begin = excerpt.lines[excerpt.at].number
-            of = index.find_attempt(self.where, begin)
-            lines = [
-                record
-                for record in excerpt.lines
-                if index.find_attempt(self.where, record.number) == of
-            ]
-            part(begin).excerpts.append(replace(excerpt, lines=lines))
-        if self.progress is not None:
-            part(self.progress.number).progress = self.progress
-            part(self.progress.number).loops = self.loops
-        for step in self.last_steps:
-            part(step.number).last_steps.append(step)
-        return streams
 
     def _add_to_excerpts(self, record: LogRecord) -> None:
         self._lines_since_traceback += 1

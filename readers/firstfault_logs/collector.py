@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempt_logs import Attempt, Stream
-from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, find_progress
+from firstfault_logs.attempts import AGENT_LOG_LINE, AttemptMarks, find_progress
 from firstfault_logs.framing.files import TimeSpan
 from firstfault_logs.framing.labels import Label, LogRecord, parse_time_ns
 from firstfault_logs.framing.ranks import FirstRanks, add_inline_label
@@ -22,6 +22,7 @@ from firstfault_logs.launchers import (
     code_below,
     parse_report,
 )
+from firstfault_logs.splitting import split_attempts
 
 if TYPE_CHECKING:
     from firstfault_logs.attempts import Where
@@ -102,74 +103,37 @@ class LogCollector:
                 last[stream.file] = stream.tail[-1]
         return (record.text for record in last.values())
 
-    def attempts(
-        self, find_tails_of_previous: Callable[[Sequence[Attempt]], list[int]]
-    ) -> list[Attempt]:
-        """Return the attempts in the logs, in order.
-
-        Args:
-            find_tails_of_previous: returns the indices of attempts that are only the end of the
-                previous attempt.
-        """
-        everything = self._all
-        everything.entries = [
+    def split_attempts(self) -> list[Attempt]:
+        """Return the attempts in the logs, in order."""
+        self._all.entries = [
             (*place, entry) for place, boxes in self._boxes.items() for entry in boxes.entries
         ]
-        index = AttemptIndex(self._marks_by_node)
-        attempts = self._split(index)
-        # dropping starts shifts the numbers of later ones, so each pass drops only those that it
-        # has looked at
-        while (tails := find_tails_of_previous(attempts)) and index.drop_starts(tails):
-            index = AttemptIndex(self._marks_by_node)
-            attempts = self._split(index)
-        return attempts
-
-    def _split(self, index: AttemptIndex) -> list[Attempt]:
-        everything = self._all
-        if index.count == 1:
-            return [everything]
-        attempts = [
-            replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)
-        ]
-        for key, stream in everything.streams.items():
-            for attempt_number, part in stream.split_by_attempt(index).items():
-                attempts[attempt_number].streams[key] = part
-        for file, node, report in everything.reports:
-            attempts[index.find_attempt((file, node), report.number)].reports.append(
-                (file, node, report)
-            )
-        for file, node, entry in everything.entries:
-            attempts[index.find_attempt((file, node), entry.number)].entries.append(
-                (file, node, entry)
-            )
-        return attempts
+        return split_attempts(self._all, self._marks_by_node)
 
     def _take(self, file: str, record: LogRecord) -> None:
         record = record._replace(text=self._tracebacks.restore(record.label, record.text))
         text, label, everything = record.text, record.label, self._all
         where = (file, label.node or ("" if label.task is None else f"task {label.task}"))
+        boxes, is_boxed = self._take_boxed(where, record)
+        is_skipped = is_boxed or not text.strip()
+        report = parse_report(record.number, text) if not is_skipped else None
         marks = self._marks_by_node.get((file, label.node))
         if marks is None:
             marks = self._marks_by_node[file, label.node] = AttemptMarks(self._job_starts[file])
         if "$" in text[:100] and SHELL_COMMAND.match(text):
             self._start_job(file, record.number)
-        boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
-        is_boxed = boxes.take(record.number, text)
-        if is_boxed or (
-            ("torch" in text or "ChildFailed" in text) and _TORCHRUN_OUTPUT.search(text)
-        ):
-            everything.is_torchrun = True
-            everything.tasks_are_nodes |= label.task is not None
         if boxes.ended:
             marks.take_report_box(record.number, boxes.first_rank)
             boxes.ended = False
-        if is_boxed or not text.strip():
+        if is_skipped:
             return
-        self._note_opening_and_time(file, record)
         progress = find_progress(record)
-        is_report = self._statements.take(record, where, marks)
-        if not is_report:
+        if report is None:
             marks.take(record, progress)
+        elif len(everything.reports) < _MAX_REPORTS:
+            marks.take_report(record, report)
+        self._note_opening_and_time(file, record)
+        self._statements.take(record, where, report)
         label = add_inline_label(label, text)
         everything.tasks_are_nodes |= label.task is not None and label.rank not in {
             None,
@@ -179,9 +143,9 @@ class LogCollector:
             label = Label(node=label.node)
         key = ((file, record.label.node), label)
         stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
-        if is_report or AGENT_LOG_LINE.match(text):
+        if report is not None or AGENT_LOG_LINE.match(text):
             stream.end_excerpt()
-        if not is_report:
+        if report is None:
             stream.take(
                 record,
                 _TAIL_CHARS
@@ -189,6 +153,18 @@ class LogCollector:
                 else _SMALL_TAIL_CHARS,
                 progress,
             )
+
+    def _take_boxed(self, where: Where, record: LogRecord) -> tuple[Boxes, bool]:
+        """Take a line of one of torch's boxes; return the boxes, and whether it is such a line."""
+        text = record.text
+        boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
+        is_boxed = boxes.take(record.number, text)
+        if is_boxed or (
+            ("torch" in text or "ChildFailed" in text) and _TORCHRUN_OUTPUT.search(text)
+        ):
+            self._all.is_torchrun = True
+            self._all.tasks_are_nodes |= record.label.task is not None
+        return boxes, is_boxed
 
     def _note_opening_and_time(self, file: str, record: LogRecord) -> None:
         self.first_texts.setdefault(file, record.text)
@@ -257,18 +233,16 @@ class JobStatements:
         self._described_pods: dict[str, tuple[str, int]] = {}
         """For each file, the pod described last and the number of the line with its name."""
 
-    def take(self, record: LogRecord, where: Where, marks: AttemptMarks) -> bool:
-        """Take a line's statements; return whether it is a report on processes."""
+    def take(self, record: LogRecord, where: Where, report: LauncherReport | None) -> None:
+        """Take a line's statements, and its report on processes if it is one."""
         text = record.text
         attempt = self._attempt
-        report = parse_report(record.number, record.text)
         if attempt.reports and MAYBE_CODE_BELOW.search(text):
             attempt.reports[-1] = (
                 *attempt.reports[-1][:2],
                 code_below(attempt.reports[-1][2], text),
             )
         if report is not None and len(attempt.reports) < _MAX_REPORTS:
-            marks.take_report(record, report)
             report = self._add_described_pod(report, record, where)
             # its prefix may name it
             if not (report.ranks or report.tasks or report.local_rank is not None):
@@ -282,7 +256,6 @@ class JobStatements:
             report = replace(report, time_ns=report.time_ns or record.time_ns)
             attempt.reports.append((*where, report))
         self._take_size(record.number, text, where)
-        return report is not None
 
     def _add_described_pod(
         self,
