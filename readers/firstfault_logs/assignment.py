@@ -13,11 +13,6 @@ from firstfault_logs.causes.cluster_reports import (
     take_reported_exceptions,
     take_spark_tasks,
 )
-from firstfault_logs.causes.reported_ends import (
-    drop_kills_below_exceptions,
-    drop_repeated_deaths,
-    merge_local_ranks,
-)
 from firstfault_logs.causes.survival import (
     choose_ending,
     drop_survived_tracebacks,
@@ -25,8 +20,11 @@ from firstfault_logs.causes.survival import (
 )
 from firstfault_logs.causes.unnamed_ranks import (
     assign_unlabeled_lines,
+    drop_kills_below_exceptions,
+    drop_repeated_deaths,
     find_ranks_by_device,
     find_ranks_in_errors,
+    merge_local_ranks,
     name_remaining_rank,
 )
 from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error

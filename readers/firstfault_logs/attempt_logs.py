@@ -62,7 +62,9 @@ _CHAINED_TRACEBACK = LazyPattern(r'''
 class Stream:
     """What one label printed in one file."""
 
-    where: Where
+    file: str
+    """Name of the file."""
+    node: str
     label: Label
     tail: deque[LogRecord] = field(default_factory=deque)
     by_torch: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=_MAX_EXCERPT_LINES * 2))
@@ -84,11 +86,6 @@ class Stream:
     """Lines since the last traceback began."""
     _has_exception_name: bool = True
     """Whether the last traceback has named its exception."""
-
-    @property
-    def file(self) -> str:
-        """Name of the file."""
-        return self.where[0]
 
     def take(self, record: LogRecord, max_characters: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
@@ -174,23 +171,3 @@ class Attempt:
     """First lines of each file: they come again if the program is started again."""
     listed_pods: dict[str, str] = field(default_factory=dict)
     """The last state of each pod in tables of them, which may have pods of other jobs."""
-
-    def find_first_rank(self, where: Where) -> int | None:
-        """Return the rank of the first worker of a node, or None if it isn't known."""
-        first_ranks = self.first_ranks.get(where)
-        # a number of ranks that isn't stated as the job's may be that of a group
-        return first_ranks.find_first(self.size.ranks) if first_ranks is not None else None
-
-    def find_spawned(self, pid: int) -> tuple[int | None, int] | None:
-        """Return the rank, if it's known, and the local rank of a process that its launcher
-        started, or None if the process id was printed for no node or for several nodes.
-        """
-        candidates = [
-            (self.find_first_rank(where), one.local_rank_by_pid[pid])
-            for where, one in self.first_ranks.items()
-            if pid in one.local_rank_by_pid
-        ]
-        if len(candidates) != 1:
-            return None
-        first, local = candidates[0]
-        return (None if first is None else first + local), local

@@ -88,7 +88,7 @@ def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
     return not are_outputs_of_one_job(file, completion.file)
 
 
-def has_outlived(
+def _has_outlived(
     attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]
 ) -> bool:
     """Whether the job was started again after all failures, which the log doesn't report,
@@ -181,7 +181,26 @@ def _is_noise(process: Process) -> bool:
     return process.raised is None or is_at_exit([frame.function for frame in process.raised.frames])
 
 
-def has_final_success(
+def has_recovered(
+    attempt: Attempt, completion: CompletionProof | None, failed: Sequence[Process]
+) -> bool:
+    """Whether lines below all failures show that the job handled or outlived them."""
+    last_failures: dict[str, int] = {}
+    places = [(file, end) for process in failed for file, _, end in process.lines]
+    places += [
+        (file, report.number)
+        for file, _, report in attempt.reports
+        if report.kind is not ReportKind.GPU
+    ]
+    for file, number in places:
+        last_failures[file] = max(last_failures.get(file, 0), number)
+    is_uncaught = any(process.is_ended_by_exception for process in failed)
+    return _has_final_success(attempt, last_failures, is_uncaught=is_uncaught) or _has_outlived(
+        attempt, completion, last_failures
+    )
+
+
+def _has_final_success(
     attempt: Attempt, last_failures: Mapping[str, int], *, is_uncaught: bool
 ) -> bool:
     """Whether lines after all failures prove that the job succeeded,

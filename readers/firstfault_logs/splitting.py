@@ -76,11 +76,12 @@ def _split(logs: Attempt, index: _AttemptIndex) -> list[Attempt]:
 def _split_stream(stream: Stream, index: _AttemptIndex) -> dict[int, Stream]:
     """Return what was printed in each attempt, by its number."""
     streams: dict[int, Stream] = {}
+    where = (stream.file, stream.node)
 
     def part(number: int) -> Stream:
         return streams.setdefault(
-            index.find_attempt(stream.where, number),
-            Stream(stream.where, stream.label, declared_ranks=stream.declared_ranks),
+            index.find_attempt(where, number),
+            Stream(*where, stream.label, declared_ranks=stream.declared_ranks),
         )
 
     for record in stream.tail:
@@ -93,11 +94,9 @@ def _split_stream(stream: Stream, index: _AttemptIndex) -> dict[int, Stream]:
         at.completions.append(record)
     for excerpt in stream.excerpts:
         begin = excerpt.lines[excerpt.at].number
-        of = index.find_attempt(stream.where, begin)
+        of = index.find_attempt(where, begin)
         lines = [
-            record
-            for record in excerpt.lines
-            if index.find_attempt(stream.where, record.number) == of
+            record for record in excerpt.lines if index.find_attempt(where, record.number) == of
         ]
         part(begin).excerpts.append(replace(excerpt, lines=lines))
     if stream.progress is not None:

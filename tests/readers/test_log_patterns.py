@@ -17,7 +17,7 @@ from firstfault_logs import (
     torchrun_folder,
     tracebacks,
 )
-from firstfault_logs.causes import cluster_reports, reported_ends, unnamed_ranks
+from firstfault_logs.causes import cluster_reports, unnamed_ranks
 from firstfault_logs.completion import loops, noise, proof, rounds, words
 from firstfault_logs.framing import (
     exports,
@@ -69,7 +69,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (files._NO_LOG_NAME, "changelog.md", {}),
     (files._NO_LOG_BEGIN, "<!DOCTYPE html>", {}),
     (processes.POD_NUMBER, "train-worker-0", {}),
-    (reported_ends._POD_SUFFIX, "train-worker-0-x7k2p", {}),
+    (processes._POD_SUFFIX, "train-worker-0-x7k2p", {}),
     (tracebacks.LAUNCHER_FILE, "/x/site-packages/torch/distributed/elastic/rendezvous/api.py", {}),
     (tracebacks.ERROR_LEVEL, "2031-05-06 07:08:09,000 ERROR the step failed", {}),
     (tracebacks._COMMAND_FAILED, "Training has failed even after 3 attempts.", {}),
@@ -169,6 +169,8 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         "other-app-7      0/1     Error       0          10m",
         {"pod": "other-app-7", "status": "Error"},
     ),
+    (collector._INSIDE_OF_OUTPUT, '  File "/job/train.py", line 7, in main', {}),
+    (collector._INSIDE_OF_OUTPUT, '  File "/job/train.py", line 7, in main', {}),
     (collector._DESCRIBED_POD, "Name:         train-worker-1", {"pod": "train-worker-1"}),
     (
         collector._RANK_AND_PID,

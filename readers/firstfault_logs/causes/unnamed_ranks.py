@@ -1,12 +1,12 @@
-"""Find the ranks of tracebacks, lines and ends without a label: by the number of a GPU, or because
-only one process is left.
+"""Find the processes of tracebacks, lines and ends without a rank: by the number of a GPU, or
+because only one process is left. Ends that another process already has are left out.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ def find_ranks_by_device(
         return {}
     ranks: dict[int, Traceback] = {}
     for device, traceback in by_device.items():
-        first = attempt.find_first_rank((traceback.stream.file, traceback.stream.label.node))
+        first = processes.find_first_rank((traceback.stream.file, traceback.stream.label.node))
         if first is None and (world > _MAX_GPUS_PER_NODE or attempt.size.nodes > 1):
             return {}
         ranks[(first or 0) + device] = traceback
@@ -179,7 +179,7 @@ def name_remaining_rank(attempt: Attempt, processes: Processes) -> None:
         is_killed = unnamed.signal == "SIGKILL"
         if not is_killed and not (unnamed.raised and _has_exit_code(attempt)):
             continue
-        ranks = set(_list_ranks(attempt, unnamed))
+        ranks = set(_list_ranks(processes, unnamed))
         others = [one for one in processes.all if one.rank in ranks and one.raised is not None]
         remaining = ranks - {one.rank for one in others}
         if len(ranks) < _MIN_RANKS or len(remaining) != 1:
@@ -213,10 +213,110 @@ def _has_exit_code(attempt: Attempt) -> bool:
     )
 
 
-def _list_ranks(attempt: Attempt, process: Process) -> Iterator[int]:
+def _list_ranks(processes: Processes, process: Process) -> Iterator[int]:
     """Yield the ranks of a process's node, as far as its launcher printed where they begin."""
     for file, _, _ in process.lines:
-        first_ranks = attempt.first_ranks.get((file, process.node))
-        first = attempt.find_first_rank((file, process.node))
+        first_ranks = processes.attempt.first_ranks.get((file, process.node))
+        first = processes.find_first_rank((file, process.node))
         if first_ranks is not None and first is not None:
             yield from range(first, first + first_ranks.workers)
+
+
+def merge_local_ranks(processes: Processes) -> None:
+    """Merge ends that torch's agent reported by local rank with exceptions
+    that were printed by rank.
+
+    `failed (exitcode: 1) local_rank: 3 (pid: 88123)` is about one of the ranks that raised, not
+    a further failure.
+    """
+    everything = processes.all
+    ended = [one for one in everything if one.rank is None and one.has_ended and not one.streams]
+    ended = [one for one in ended if one.raised is None and one.local_rank is not None]
+    raised = [
+        one
+        for one in everything
+        if one.raised is not None and not one.has_ended and one.rank is not None
+    ]
+    if len(ended) > len(raised):
+        return
+    if len(ended) == len(raised) == 1:
+        raised[0].exit_code, raised[0].signal = ended[0].exit_code, ended[0].signal
+        raised[0].pid, raised[0].local_rank = ended[0].pid, ended[0].local_rank
+        raised[0].lines |= ended[0].lines
+    processes.all = [one for one in everything if all(one is not other for other in ended)]
+
+
+def drop_repeated_deaths(attempt: Attempt, processes: Processes) -> None:
+    """Drop deaths of unknown processes that another failure explains.
+
+    A launcher may exit with the code of one of its workers, and it kills the rest. No exception
+    explains a kill.
+    """
+    processes.all = [one for one in processes.all if not _has_been_restarted(attempt, one)]
+    everything = processes.all
+    ends = {one.signal for one in everything if one.is_known and one.has_ended}
+    is_explained = bool(ends) or any(one.raised is not None for one in everything)
+    explained = {"", "SIGABRT", "SIGTERM", *ends} if is_explained else set()
+    processes.all = [
+        one
+        for one in everything
+        if not (one.has_ended or (one.launcher_text and one.raised is None))
+        or one.is_known
+        or one.is_oom
+        or not (one.signal in explained or _is_of_cleanup(attempt, one))
+    ]
+
+
+def _has_been_restarted(attempt: Attempt, process: Process) -> bool:
+    """Whether the training went on below a report, without an exit code,
+    that a container had ended.
+    """
+    if (
+        process.is_known
+        or process.has_ended
+        or process.raised is not None
+        or not process.launcher_text
+    ):
+        return False
+    streams = attempt.streams.values()
+    return all(
+        any(one.has_steps_after(last) for one in streams if one.file == file)
+        for file, _, last in process.lines
+    )
+
+
+def _is_of_cleanup(attempt: Attempt, process: Process) -> bool:
+    """Whether a kill follows the report of another failure, or a node is lost anyway."""
+    if process.signal != "SIGKILL":
+        return False
+    begins = {file: first for file, first, _ in process.lines}
+    failed = [
+        (file, report) for file, _, report in attempt.reports if report.kind is ReportKind.ENDED
+    ]
+    is_later = any(
+        report.number < begins.get(file, 0)
+        and report.exit_code
+        and report.text != process.launcher_text
+        for file, report in failed
+    )
+    return is_later or any(report.kind is ReportKind.LOST for _, _, report in attempt.reports)
+
+
+def drop_kills_below_exceptions(processes: Processes) -> None:
+    """Drop kills of unknown processes below the faults that ended others:
+    a launcher or a person cleaned up.
+    """
+    if not any(one.signal == "SIGKILL" and not one.is_known for one in processes.all):
+        return
+    faults = [one for one in processes.all if one.raised is not None]
+    faults = [one for one in faults if classify(one.raised_text).role is not Role.SECONDARY]
+    raised = {file: last for one in faults for file, _, last in one.lines}
+    processes.all = [
+        one
+        for one in processes.all
+        if one.signal != "SIGKILL" or one.is_known or one.is_oom or not _is_below(one, raised)
+    ]
+
+
+def _is_below(process: Process, lines: Mapping[str, int]) -> bool:
+    return any(first > lines.get(file, first) for file, first, _ in process.lines)

@@ -7,8 +7,7 @@ from __future__ import annotations
 import lzma
 import re
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -77,35 +76,6 @@ def ask_for_one(names: Collection[str]) -> str:
     return f"the logs are of at least {len(names)} jobs ({listed}{more}); give those of one"
 
 
-@cache
-def _inside_of_output() -> re.Pattern[str]:
-    """Match a line that can't be the first or the last of a whole log: of a traceback,
-    or a mark of left out lines.
-    """
-    return re.compile(
-        r'\s+File "[^"]+", line \d+|\W*(?:\.\.\.|\u2026)\W*$|'
-        r"\W*[.\[<(\u2026-]\W*(?:\w+ ){0,4}(?:snip|truncated|omitted|left out)",
-        re.IGNORECASE,
-    )
-
-
-def describe_cut(first_lines: Iterable[str], last_lines: Iterable[str]) -> str:
-    """Return a sentence that a log is cut at its beginning, its end or both, or "" if it isn't.
-
-    Args:
-        first_lines: the first lines of each file of the job.
-        last_lines: the last lines of each file.
-    """
-    is_cut = _inside_of_output().match
-    begins = any(map(is_cut, first_lines))
-    ends = any(map(is_cut, last_lines))
-    if begins and ends:
-        return "the log is cut at both ends"
-    return (
-        "the log is cut at its beginning" if begins else "the log is cut at its end" if ends else ""
-    )
-
-
 Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
 _BEGIN_CHARS = 200
@@ -156,7 +126,10 @@ def find_logs(paths: Sequence[Path], dumps: Collection[Path]) -> list[Log]:
     labels = sorted(int(number) for number in columns[differ[0]]) if len(differ) == 1 else []
     # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
     is_numbered = bool(labels) and labels == list(range(len(labels)))
-    is_of_several = not _are_of_one_job([*names.values()])
+    first_name = next(iter(names.values()), "")
+    is_of_several = not all(
+        name == first_name or are_outputs_of_one_job(first_name, name) for name in names.values()
+    )
     for (path, name), own in zip(names.items(), numbers, strict=True):
         stem = LOG_SUFFIX.sub("", name)
         label = Label(node=stem if is_of_several else "")
@@ -207,12 +180,6 @@ def _may_be_log(path: Path) -> bool:
     except (FirstFaultError, OSError, EOFError, zlib.error, lzma.LZMAError):
         return True  # reading it reports why it can't be read
     return _NO_LOG_BEGIN.match(begin.decode("utf-8", "replace")) is None
-
-
-def _are_of_one_job(names: Sequence[str]) -> bool:
-    """Whether files are one log, or the standard output and the standard error of one job."""
-    first = names[0] if names else ""
-    return all(name == first or are_outputs_of_one_job(first, name) for name in names)
 
 
 # In the name of a kernel's log, beside the name of its node.

@@ -59,9 +59,10 @@ class RecordReader:
 
     Args:
         size: takes the names in labels that may be none of machines.
+        cuts_prefixes: whether a logger's prefix is cut from each line of a traceback.
     """
 
-    def __init__(self, size: SizeMarks) -> None:
+    def __init__(self, size: SizeMarks, *, cuts_prefixes: bool) -> None:
         self.line_count = 0
         self.notes: list[str] = []
         """What is special about files."""
@@ -69,6 +70,7 @@ class RecordReader:
         self._header_labels: dict[str, Label] = {}
         """By file, the label in its last header."""
         self._broken_lines = BrokenLines()
+        self._tracebacks = TracebackLines(cuts_prefixes=cuts_prefixes)
 
     def read(self, lines: Iterable[NumberedLine], file: str, label: Label) -> Iterator[LogRecord]:
         """Yield the records of one file.
@@ -120,15 +122,15 @@ class RecordReader:
             if not is_last and "$" in line[:100] and SHELL_COMMAND.match(line):
                 if index:
                     return itertools.chain([(number, line)], lines)
-                yield LogRecord(number, line, label, None)
+                yield self._tracebacks.restore(LogRecord(number, line, label, None))
                 continue
             if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
                 self._header_labels[file] = get_file_label(header["path"])
                 self._size.vague_names.add(self._header_labels[file].node)
                 continue
             for record in prefixes.parse(number, line, self._header_labels.get(file, label)):
-                yield from self._broken_lines.join(record)
-        yield from self._broken_lines.flush()
+                yield from map(self._tracebacks.restore, self._broken_lines.join(record))
+        yield from map(self._tracebacks.restore, self._broken_lines.flush())
         return iter(())
 
 
@@ -253,14 +255,16 @@ class TracebackLines:
     only the first one, and with the indentation of frames, which chats and web pages drop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cuts_prefixes: bool) -> None:
+        self._cuts_prefixes = cuts_prefixes
         self._prefixes: dict[Label, str] = {}
         """Prefix of the last traceback by label. All lines of one record have the same time."""
         self._labels_in_frame: set[Label] = set()
 
-    def restore(self, label: Label, text: str) -> str:
+    def restore(self, record: LogRecord) -> LogRecord:
         """Return a line of a traceback as Python printed it."""
-        return self.indent(label, self._cut_prefix(label, text))
+        text = self._cut_prefix(record.label, record.text) if self._cuts_prefixes else record.text
+        return record._replace(text=self._indent(record.label, text))
 
     def _cut_prefix(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""
@@ -273,7 +277,7 @@ class TracebackLines:
             return text
         return text.removeprefix(prefix or "")
 
-    def indent(self, label: Label, text: str) -> str:
+    def _indent(self, label: Label, text: str) -> str:
         """Return a line of a traceback with its indentation."""
         if 'File "' in text[:12] and FRAME_START.match(text.lstrip()):
             text = text.replace("\\", "/")  # of Windows
