@@ -176,6 +176,7 @@ def _frozen_before(call: Callable[..., Any], freezes: Event, rank: int) -> Calla
 
 def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection) -> None:
     """Train in a process of its own, in which the monitor process may freeze both."""
+    os.environ["MASTER_PORT"] = get_free_port()
     if freezes_in == "heartbeat":
         HeartbeatRing.beat = _frozen_before(HeartbeatRing.beat, freezes, os.getpid())
     elif freezes_in == "look":
@@ -199,33 +200,38 @@ def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection) -> None:
     its.send(train())
 
 
-@pytest.mark.parametrize("freezes_in", ["sleep", "heartbeat", "look"])
-def test_a_machine_that_was_frozen_loses_no_rank(freezes_in: str) -> None:
+def test_a_machine_that_was_frozen_loses_no_rank() -> None:
     """A rank that was frozen together with its monitor process, longer than it may make no
     progress, continues; also if the monitor process wasn't asleep at that moment.
     """
     context = multiprocessing.get_context("fork")
-    ours, its = context.Pipe()
-    freezes = context.Event()
-    process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its))
-    process.start()
-    its.close()  # so that the end of the rank ends the waits below
-    frozen = ours.recv()
-    if freezes_in == "sleep":
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
-    else:
-        freezes.set()
-    for pid in frozen:
-        wait_until(lambda pid=pid: read_processes()[pid].state == "T")
+    jobs = []
+    for freezes_in in ("sleep", "heartbeat", "look"):
+        ours, its = context.Pipe()
+        freezes = context.Event()
+        process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its))
+        process.start()
+        its.close()  # so that the end of the rank ends the waits below
+        pids = ours.recv()
+        if freezes_in == "sleep":
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+        else:
+            freezes.set()
+        jobs.append((process, ours, pids))
+    for _, _, pids in jobs:
+        for pid in pids:
+            wait_until(lambda pid=pid: read_processes()[pid].state == "T")
     time.sleep(9.0)
-    for pid in reversed(frozen):  # the monitor process looks before the rank makes progress
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.5)
-    ours.send("continue")
-    process.join()
-    assert process.exitcode == 0
-    assert ours.recv() == 0
+    for process, ours, (rank, monitor) in jobs:
+        # the monitor process looks before the rank makes progress
+        for pid in (monitor, rank):
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)
+        ours.send("continue")
+        process.join()
+        assert process.exitcode == 0
+        assert ours.recv() == 0
 
 
 def test_a_block_in_which_no_time_counts() -> None:
