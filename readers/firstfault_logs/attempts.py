@@ -161,7 +161,7 @@ class Agent:
     is_followed_by_new_start: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
 
-    def began_before_end_of(self, other: Agent) -> bool:
+    def began_before_end(self, other: Agent) -> bool:
         """Whether it began before another one had ended, by the clock."""
         if self.first_seconds is None or other.last_seconds is None:
             return False

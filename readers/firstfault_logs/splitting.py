@@ -51,7 +51,7 @@ def split_attempts(logs: Attempt, marks_by_node: Mapping[Where, AttemptMarks]) -
     attempts = _split(logs, index)
     # dropping starts shifts the numbers of later ones, so each pass drops only those that it has
     # looked at
-    while (starts := _find_empty_starts(attempts)) and index.drop_starts(starts):
+    while (starts := _find_empty_starts(attempts)) and index.drop_job_starts(starts):
         index = _AttemptIndex(marks_by_node)
         attempts = _split(logs, index)
     return attempts
@@ -136,7 +136,7 @@ class _AttemptIndex:
             key: max(index + self.count - len(keys), 0) for index, key in enumerate(keys)
         }
 
-    def drop_starts(self, attempt_numbers: Iterable[int]) -> bool:
+    def drop_job_starts(self, attempt_numbers: Iterable[int]) -> bool:
         """Drop the starts of jobs with which attempts of these numbers begin;
         return whether there were any.
         """
@@ -191,7 +191,7 @@ def _begins_log_of_another_node(marks: AttemptMarks, begin: int) -> bool:
         default=None,
     )
     return last_agent_above is not None and any(
-        agent.worker_stops[0].first_line > begin and agent.began_before_end_of(last_agent_above)
+        agent.worker_stops[0].first_line > begin and agent.began_before_end(last_agent_above)
         for agent in agents
     )
 
@@ -233,7 +233,7 @@ class _Job:
             for round_index in range(self.round_count)
         ]
         is_backwards = any(
-            agent.began_before_end_of(previous_agent)
+            agent.began_before_end(previous_agent)
             for previous_agent, agent in itertools.pairwise(self.agents)
         )
         is_backwards |= any(agent.is_followed_by_new_start for agent in self.agents[:-1])
