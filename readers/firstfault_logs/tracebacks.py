@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
-from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.exceptions_in_text import format_exception, get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
-from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.completion.noise import HANDLED_ERROR, is_at_exit

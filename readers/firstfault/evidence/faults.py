@@ -21,18 +21,17 @@ from firstfault.evidence.hangs import find_stragglers
 from firstfault.evidence.progress import drop_messages, get_waited_ns, group_progress
 from firstfault.evidence.texts import find_message, is_unexplained_write
 from firstfault.evidence.watchdogs import demote_ranks_that_gave_up
-from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.ending_exception import ALL_TRIES_FAILED
+from firstfault.exceptions.exceptions_in_text import format_place, get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
-from firstfault.exceptions.retried_step import ALL_TRIES_FAILED
 from firstfault.exceptions.source_files import find_library
 from firstfault.exceptions.stack_position import (
     PositionKind,
     find_crash_position,
     locate_main_thread,
 )
-from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, Subject, WorkerError
 
 _PROCESS_GROUP_FOLDER = "torch/distributed/"

@@ -23,12 +23,12 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
 from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS
-from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
 from firstfault.strategies.reasons import (
     MAX_SUSPECTS,
     STRATEGY_NAME,
     count_class,
+    describe_early_end,
     explain_wrong_clocks,
     get_failures,
 )
