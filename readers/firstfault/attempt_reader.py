@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from firstfault import model
-from firstfault.conclude import Conclusion, Judgment, conclude, find_sealed_strategy
+from firstfault.conclude import Conclusion, Judgment, conclude
 from firstfault.errors import (
     BadDocumentError,
     StoreError,
@@ -23,6 +23,7 @@ from firstfault.report.data import AttemptSummary, Report, report_conclusion, wi
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import Store, open_store
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
+from firstfault.strategies.registry import find_sealed_strategy
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.json_schemas import from_json, restore_seal
 

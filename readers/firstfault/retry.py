@@ -12,15 +12,16 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from firstfault.doubts import (
+from firstfault.errors import UsageError
+from firstfault.evidence.certain_bugs import (
     CATEGORIES_WITHOUT_CAUSE,
     FINISHED_REASON,
     TIME_LIMIT_REASON,
+    explain_missing_program,
     explain_replaced_request,
     explain_unknown,
+    find_certain_bug,
 )
-from firstfault.errors import UsageError
-from firstfault.evidence.certain_bugs import explain_missing_program, find_certain_bug
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import iter_exceptions

@@ -6,19 +6,24 @@ A pipeline of small stages:
 1. `framing.lines`: bytes of any size, compressed or not, to numbered lines
 2. `framing.exports`: CSV, JSON and reversed exports of log collectors to the lines that programs
    printed
-3. `framing.labels`: a line to a `LogRecord` with the `Label` of the process that printed it
-4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into
-   `attempt_logs` by `attempts`
-5. `processes`: streams, reports and boxes to processes
-6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` decides
-   which of them count
-7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
-8. `completion`: lines that prove that the job had finished; failures below them are of its teardown
-9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures
-   succeeded
+3. `framing.records`: lines to `LogRecord`s without prefixes, which `framing.labels` turns into the
+   `Label` of the process that printed them
+4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes (`attempt_logs`),
+   and to the marks of attempts (`attempts`)
+5. `splitting`: the same of each attempt
+6. `documents`, for each attempt:
+
+   - `processes`: streams, reports and boxes to processes
+   - `assignment`: tracebacks and messages to processes, surest evidence first; `causes` decides
+     which of them count
+   - `stops`: processes that were stopped, killed for memory, or failed with their GPU
+   - `completion`: lines that prove that the job had finished
+   - `outcome`: failures that the job handled or outlived, those of its teardown, and whether a job
+     without failures succeeded
+   - what is left as `WorkerError`s, in a `Snapshot`
 
 ``launchers.toml`` has what one launcher prints; other patterns are beside the functions that use
-them. The result, a `Snapshot`, is judged, reported and retried like that of a recorded job.
+them. The result is judged, reported and retried like that of a recorded job.
 `firstfault.attempt` finds `snapshot_of` by its name.
 """
 
@@ -70,7 +75,8 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     snapshot = None
     if collector.records.line_count:
         all_notes = [*notes, *collector.records.notes]
-        snapshot = build_snapshot(collector.split_attempts(), all_notes, collector.describe_cut())
+        cut = collector.describe_cut()
+        snapshot = build_snapshot(collector.split_attempts(), all_notes, cut)
     elif notes:
         snapshot = Snapshot(notes=tuple(notes))
     if workers:

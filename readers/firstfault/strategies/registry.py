@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from firstfault.errors import StrategyError, UnknownStrategyError
-from firstfault.model import DocumentsNeeded, JobErrors, ReadingNeeds, Verdict
+from firstfault.errors import FirstFaultError, StrategyError, UnknownStrategyError
+from firstfault.model import DocumentsNeeded, JobErrors, ReadingNeeds, Seal, Verdict
 from firstfault.strategies.verdicts import build_undetermined_verdict
 
 if TYPE_CHECKING:
@@ -91,6 +91,18 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
         built_in: AggregationStrategy = getattr(importlib.import_module(module), attribute)
         return built_in
     return _load_entry_point(strategy)
+
+
+def find_sealed_strategy(seals: Sequence[Seal]) -> AggregationStrategy:
+    """Return the strategy of a sealed verdict if it can be loaded here,
+    else the default strategy.
+    """
+    for seal in sorted(seals, key=lambda seal: seal.order):
+        try:
+            return get_strategy(seal.strategy)
+        except FirstFaultError:
+            continue  # a plug-in of the pods' image, which isn't installed here or doesn't load
+    return get_strategy(DEFAULT_STRATEGY)
 
 
 def _find_entry_points() -> tuple[EntryPoint, ...]:
