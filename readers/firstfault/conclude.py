@@ -80,8 +80,8 @@ def conclude(
     chosen_strategy = get_strategy(strategy) if strategy is not None else None
     if not job.has_failed:
         return None
-    diagnosis = diagnose(job)
     seal, sealed = _find_valid_seal(job)
+    diagnosis = diagnose(job)
     if seal is not None and _sealed_verdict_wins(seal, job, strategy):
         verdict = _restore_sealed_verdict(seal, sealed[0] if sealed is not None else None, job)
     else:

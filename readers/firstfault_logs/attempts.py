@@ -5,7 +5,7 @@ workers that they restart. `splitting` counts them when all lines were read.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
@@ -169,17 +169,6 @@ class Agent:
             _CLOCK_SKEW_SECONDS
             < (other.last_seconds - self.first_seconds) % _SECONDS_PER_DAY
             < _SECONDS_PER_DAY / 2
-        )
-
-    def cut_to_lines(self, begin: int, end: int) -> Agent:
-        """Return the agent with its stops in these lines only."""
-        return replace(
-            self,
-            worker_stops=[
-                worker_stop
-                for worker_stop in self.worker_stops
-                if begin <= worker_stop.first_line < end
-            ],
         )
 
 

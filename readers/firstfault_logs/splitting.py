@@ -171,15 +171,19 @@ def _list_jobs(marks: AttemptMarks) -> list[_Job]:
     return [
         _Job(
             begin,
-            [
-                agent_in_job
-                for agent in marks.agents.values()
-                if (agent_in_job := agent.cut_to_lines(begin, end)).worker_stops
-            ],
+            list(_cut_to_lines(marks.agents.values(), begin, end)),
             [line for line in marks.report_ends if begin <= line < end],
         )
         for begin, end in itertools.pairwise(begins)
     ]
+
+
+def _cut_to_lines(agents: Iterable[Agent], begin: int, end: int) -> Iterator[Agent]:
+    """Yield the agents that stopped workers in these lines, each with these stops only."""
+    for agent in agents:
+        stops = [stop for stop in agent.worker_stops if begin <= stop.first_line < end]
+        if stops:
+            yield replace(agent, worker_stops=stops)
 
 
 def _begins_log_of_another_node(marks: AttemptMarks, begin: int) -> bool:

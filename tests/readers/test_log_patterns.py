@@ -234,7 +234,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (words._DURATION, "total validation time: 3", {}),
     (words._PER_ITEM, "total time 0:01:10 (0.7 s / it)", {}),
     (words._NOISE_LINE, "WARNING: the loader is slow", {}),
-    (words._CRASH_REPORT, "Fatal Python error: Segmentation fault", {}),
+    (tracebacks._CRASH_REPORT, "Fatal Python error: Segmentation fault", {}),
     (words._MORE_WORK, "Starting evaluation of the best epoch", {}),
     (words._SUCCESS_REPORT, "\t(1) Normal termination (return value 0)", {}),
     (noise._EXIT_FUNCTION_NAME, "destroy_process_group", {}),
