@@ -17,9 +17,7 @@ A pipeline of small stages:
    - `assignment`: tracebacks and messages to processes, surest evidence first; `causes` decides
      which of them count
    - `stops`: processes that were stopped, killed for memory, or failed with their GPU
-   - `completion`: lines that prove that the job had finished
-   - `outcome`: failures that the job handled or outlived, those of its teardown, and whether a job
-     without failures succeeded
+   - `completion`: lines that prove that the job had finished, and what that makes of its failures
    - what is left as `WorkerError`s, in a `Snapshot`
 
 ``launchers.toml`` has what one launcher prints; other patterns are beside the functions that use

@@ -25,10 +25,14 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.utils.stored_text import clean, clean_end
 from firstfault_logs.assignment import Assignment
+from firstfault_logs.completion.outcome import (
+    explain_missing_proof,
+    find_teardown_ends,
+    has_recovered,
+)
 from firstfault_logs.completion.proof import CompletionProof, find_completion
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.outcome import explain_missing_proof, find_teardown_ends, has_recovered
 from firstfault_logs.processes import (
     LOST_WITH_NODE,
     MAX_TEXT_CHARACTERS,
