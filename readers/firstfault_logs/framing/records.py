@@ -264,7 +264,8 @@ class TracebackLines:
     def restore(self, record: LogRecord) -> LogRecord:
         """Return a line of a traceback as Python printed it."""
         text = self._cut_prefix(record.label, record.text) if self._cuts_prefixes else record.text
-        return record._replace(text=self._indent(record.label, text))
+        text = self._indent(record.label, text)
+        return record if text == record.text else record._replace(text=text)
 
     def _cut_prefix(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""
