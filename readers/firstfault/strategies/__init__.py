@@ -22,8 +22,6 @@ from firstfault.strategies.registry import (
     register_strategy as register_strategy,
     list_strategy_names as list_strategy_names,
     unregister_strategy as unregister_strategy,
-)
-from firstfault.strategies.registry import (
     get_reading_needs as get_reading_needs,
     needs_documents as needs_documents,
     run_strategy as run_strategy,
