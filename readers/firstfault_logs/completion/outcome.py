@@ -88,31 +88,6 @@ def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
     return not are_outputs_of_one_job(file, completion.file)
 
 
-def _has_outlived(
-    attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]
-) -> bool:
-    """Whether the job was started again after all failures, which the log doesn't report,
-    and then finished.
-
-    Either it printed several further steps, or its log went on for long and ends with a status of
-    success.
-    """
-    if completion is None or last_failures.keys() != {completion.file}:
-        return False
-    last_failure = last_failures[completion.file]
-    if completion.number < last_failure:
-        return False
-    streams = [stream for stream in attempt.streams.values() if stream.file == completion.file]
-    has_resumed = any(stream.has_steps_after(last_failure) for stream in streams)
-    if has_resumed and completion.kind >= CompletionKind.RESULT:
-        return True
-    if completion.kind is not CompletionKind.STATUS:
-        return False
-    lines = (record for stream in streams for record in stream.tail)
-    between = (one for one in lines if last_failure < one.number < completion.number)
-    return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
-
-
 def _is_end(report: LauncherReport, completion: CompletionProof) -> bool:
     """Whether a report is about an end with an error; without a code or a signal,
     a process may have been stopped.
@@ -253,6 +228,31 @@ def _has_final_success(
         if not is_proven:
             return False
     return bool(last_failures)
+
+
+def _has_outlived(
+    attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]
+) -> bool:
+    """Whether the job was started again after all failures, which the log doesn't report,
+    and then finished.
+
+    Either it printed several further steps, or its log went on for long and ends with a status of
+    success.
+    """
+    if completion is None or last_failures.keys() != {completion.file}:
+        return False
+    last_failure = last_failures[completion.file]
+    if completion.number < last_failure:
+        return False
+    streams = [stream for stream in attempt.streams.values() if stream.file == completion.file]
+    has_resumed = any(stream.has_steps_after(last_failure) for stream in streams)
+    if has_resumed and completion.kind >= CompletionKind.RESULT:
+        return True
+    if completion.kind is not CompletionKind.STATUS:
+        return False
+    lines = (record for stream in streams for record in stream.tail)
+    between = (one for one in lines if last_failure < one.number < completion.number)
+    return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
 
 
 def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> str:

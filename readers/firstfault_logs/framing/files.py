@@ -16,66 +16,6 @@ from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.framing.labels import LOG_SUFFIX, RANK_WORD, Label
 from firstfault_logs.framing.lines import files_below, open_log
 
-# "job-77.out" and "job-77.err", "stdout.log" and "stderr.log", "train.o77" and "train.e77"
-_OUTPUT_FILE = LazyPattern(
-    r"""
-            (?P<before>(?:[^\n]*(?:/|[-_.]))?)
-            (?:std)?(?:out|err|o(?=\d)|e(?=\d))
-            (?P<after>\d*(?:[-_.][^/\n]*)?)
-        """
-)
-
-
-def are_outputs_of_one_job(file: str, other: str) -> bool:
-    """Whether two files are the standard output and the standard error of one job,
-    by their names.
-    """
-    names = [_OUTPUT_FILE.fullmatch(name) for name in (file, other)]
-    if file == other or names[0] is None or names[1] is None:
-        return False
-    return all(names[0][part] == names[1][part] for part in ("before", "after"))
-
-
-_MIN_GAP_NS = 600 * 1_000_000_000
-"""Files of one job are written at the same time;
-this much time without a line in any of them separates jobs.
-"""
-_MAX_LISTED_JOBS = 10
-
-
-class TimeSpan(NamedTuple):
-    """The times of the first and the last line of a file that have one,
-    nanoseconds since the Unix epoch.
-    """
-
-    first_ns: int
-    last_ns: int
-
-
-def find_separate_jobs(spans: Mapping[str, TimeSpan]) -> list[list[str]]:
-    """Return names of files that were written at the same time, the earliest first.
-
-    Args:
-        spans: of files with steps of a training. A file with errors alone may begin long after the
-            rest of its job.
-    """
-    jobs: list[list[str]] = []
-    end_ns = 0
-    for name, span in sorted(spans.items(), key=lambda item: item[1]):
-        if not jobs or span.first_ns - end_ns > _MIN_GAP_NS:
-            jobs.append([])
-        jobs[-1].append(name)
-        end_ns = max(end_ns, span.last_ns)
-    return jobs
-
-
-def ask_for_one(names: Collection[str]) -> str:
-    """Return an error message that lists a file of each job."""
-    listed = ", ".join(list(names)[:_MAX_LISTED_JOBS])
-    more = " ..." if len(names) > _MAX_LISTED_JOBS else ""
-    return f"the logs are of at least {len(names)} jobs ({listed}{more}); give those of one"
-
-
 Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
 _BEGIN_CHARS = 200
@@ -231,3 +171,63 @@ def _is_of_kernel(path: Path) -> bool:
     stamped = [line for line in lines if _KERNEL_LINE.match(line)]
     is_stamped = len(stamped) > _KERNEL_SHARE * len(lines)
     return is_stamped and any(map(_KERNEL_WORDS.search, stamped))
+
+
+# "job-77.out" and "job-77.err", "stdout.log" and "stderr.log", "train.o77" and "train.e77"
+_OUTPUT_FILE = LazyPattern(
+    r"""
+            (?P<before>(?:[^\n]*(?:/|[-_.]))?)
+            (?:std)?(?:out|err|o(?=\d)|e(?=\d))
+            (?P<after>\d*(?:[-_.][^/\n]*)?)
+        """
+)
+
+
+def are_outputs_of_one_job(file: str, other: str) -> bool:
+    """Whether two files are the standard output and the standard error of one job,
+    by their names.
+    """
+    names = [_OUTPUT_FILE.fullmatch(name) for name in (file, other)]
+    if file == other or names[0] is None or names[1] is None:
+        return False
+    return all(names[0][part] == names[1][part] for part in ("before", "after"))
+
+
+_MIN_GAP_NS = 600 * 1_000_000_000
+"""Files of one job are written at the same time;
+this much time without a line in any of them separates jobs.
+"""
+_MAX_LISTED_JOBS = 10
+
+
+class TimeSpan(NamedTuple):
+    """The times of the first and the last line of a file that have one,
+    nanoseconds since the Unix epoch.
+    """
+
+    first_ns: int
+    last_ns: int
+
+
+def find_separate_jobs(spans: Mapping[str, TimeSpan]) -> list[list[str]]:
+    """Return names of files that were written at the same time, the earliest first.
+
+    Args:
+        spans: of files with steps of a training. A file with errors alone may begin long after the
+            rest of its job.
+    """
+    jobs: list[list[str]] = []
+    end_ns = 0
+    for name, span in sorted(spans.items(), key=lambda item: item[1]):
+        if not jobs or span.first_ns - end_ns > _MIN_GAP_NS:
+            jobs.append([])
+        jobs[-1].append(name)
+        end_ns = max(end_ns, span.last_ns)
+    return jobs
+
+
+def ask_for_one(names: Collection[str]) -> str:
+    """Return an error message that lists a file of each job."""
+    listed = ", ".join(list(names)[:_MAX_LISTED_JOBS])
+    more = " ..." if len(names) > _MAX_LISTED_JOBS else ""
+    return f"the logs are of at least {len(names)} jobs ({listed}{more}); give those of one"
