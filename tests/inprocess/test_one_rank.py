@@ -174,12 +174,12 @@ def _frozen_before(call: Callable[..., Any], freezes: Event, rank: int) -> Calla
     return run
 
 
-def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection) -> None:
+def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection, port: int) -> None:
     """Train in a process of its own, in which the monitor process may freeze both."""
-    os.environ["MASTER_PORT"] = get_free_port()
+    os.environ["MASTER_PORT"] = str(port)
     if freezes_in == "heartbeat":
         HeartbeatRing.beat = _frozen_before(HeartbeatRing.beat, freezes, os.getpid())
-    elif freezes_in == "look":
+    elif freezes_in == "check":
         measure = _frozen_before(SharedProgress.stalled_seconds.fget, freezes, os.getpid())
         SharedProgress.stalled_seconds = property(measure)
 
@@ -206,10 +206,12 @@ def test_a_machine_that_was_frozen_loses_no_rank() -> None:
     """
     context = multiprocessing.get_context("fork")
     jobs = []
-    for freezes_in in ("sleep", "heartbeat", "look"):
+    for freezes_in in ("sleep", "heartbeat", "check"):
         ours, its = context.Pipe()
         freezes = context.Event()
-        process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its))
+        # Here, not in the child: this process keeps the port's lock until the end.
+        port = get_free_port()
+        process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its, port))
         process.start()
         its.close()  # so that the end of the rank ends the waits below
         pids = ours.recv()
@@ -224,7 +226,7 @@ def test_a_machine_that_was_frozen_loses_no_rank() -> None:
             wait_until(lambda pid=pid: read_processes()[pid].state == "T")
     time.sleep(9.0)
     for process, ours, (rank, monitor) in jobs:
-        # the monitor process looks before the rank makes progress
+        # the monitor process checks before the rank makes progress
         for pid in (monitor, rank):
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.5)
