@@ -467,7 +467,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     # bug in the program, the connection to a child process, or the connection to an external
     # service
     if classification.role is Role.SECONDARY and not _is_about_group(exception):
-        informative_causes = find_causes(exception).informative
+        informative_causes = find_causes(exception).informative_causes
         types = {
             name.rsplit(".", 1)[-1]
             for link in informative_causes
@@ -628,13 +628,15 @@ def _is_about_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store;
     True if it has no frames.
     """
-    frames = [frame for link in find_causes(exception).informative for frame in link.frames]
+    frames = [frame for link in find_causes(exception).informative_causes for frame in link.frames]
     return not frames or any(_PROCESS_GROUP_FOLDER in frame.file for frame in frames)
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
     """Return the entry of `_CHILD_PROCESS_FILES` if a child process's connection broke, else ""."""
-    files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
+    files = [
+        frame.file for link in find_causes(exception).informative_causes for frame in link.frames
+    ]
     # the program's own sockets break elsewhere
     is_local = bool(files) and "/multiprocessing/" in files[-1]
     return next(
@@ -849,7 +851,7 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
     way. A GPU fault counts at any depth.
     """
     causes = find_causes(exception)
-    inner = list(map(_classify_link, causes.informative))
+    inner = list(map(_classify_link, causes.informative_causes))
     outer = list(map(_classify_link, causes.wrappers))
     root = inner[-1]
     local = [

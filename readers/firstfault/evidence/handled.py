@@ -141,7 +141,9 @@ def _list_own_exceptions(failure: WorkerError) -> list[HandledException]:
 
 
 def _is_from_collective(item: HandledException) -> bool:
-    frames = (frame for link in find_causes(item.exception).informative for frame in link.frames)
+    frames = (
+        frame for link in find_causes(item.exception).informative_causes for frame in link.frames
+    )
     return any(is_process_group_code(frame.file) for frame in frames)
 
 
