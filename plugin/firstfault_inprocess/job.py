@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
-_ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
+_ENDED = frozenset({FaultKind.PROCESS_EXITED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
 _FOR_ALL = (BarrierTimeout, InternalError)
 """With these all ranks end; with other errors of a restart one rank leaves, and the rest continue.
@@ -131,10 +131,10 @@ class RecordedFaults:
     def collectives_begun() -> int | None:
         """Return how many collectives this rank has begun, or None without a flight recorder."""
         from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as below
-            collective_progress,
+            read_collective_progress,
         )
 
-        groups = collective_progress()
+        groups = read_collective_progress()
         return sum(group.enqueued for group in groups) if groups else None
 
     def recovered(self, interruption: Interruption) -> None:

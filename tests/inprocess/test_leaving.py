@@ -122,11 +122,11 @@ def test_a_report_that_failed_is_sent_again() -> None:
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 1), soft=1.0, hard=100.0)
     iteration = Iteration(store, "p/0", 0, 2)
-    watcher._look(math.inf)
+    watcher._check_worker(math.inf)
     assert iteration.outcome() is None
-    watcher._look(math.inf)
+    watcher._check_worker(math.inf)
     assert iteration.outcome() is IterationEnd.INTERRUPTED
-    watcher._look(math.inf)
+    watcher._check_worker(math.inf)
     assert len(iteration.faults()) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 2), soft=1.0, hard=2.0)
     monkeypatch.setattr(watcher, "_kill", lambda: None)
-    watcher._look(math.inf)
+    watcher._check_worker(math.inf)
     iteration = Iteration(store, "p/0", 0, 2)
     assert iteration.outcome() is None
     watcher._store_calls.make(watcher._report_death, patient=True)
@@ -155,7 +155,7 @@ def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
     [
         ([], None),
         ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.EXCEPTION)], 2),
-        ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.TERMINATED)], 1),
+        ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.PROCESS_EXITED)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.SOFT_TIMEOUT)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.HARD_TIMEOUT)], 1),
         (

@@ -22,7 +22,7 @@ import firstfault_inprocess as inprocess
 from firstfault_inprocess.monitor.heartbeats import HeartbeatRing
 from firstfault_inprocess.progress import SharedProgress
 from firstfault_inprocess.store import Fault, FaultKind
-from firstfault_inprocess.store_host import open_sockets
+from firstfault_inprocess.store_host import list_open_sockets
 from firstfault_inprocess.wrap import CallWrapper, current_call
 from firstfault_torch import PlainEngine, Watchdog, guard, watchdog
 from firstfault_torch.agent.timers import TimerServer
@@ -334,7 +334,7 @@ def test_an_interruption_while_an_exception_is_recorded() -> None:
 
 def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
     """Not even while its exception, whose frames hold the call, is in use."""
-    before = open_sockets()
+    before = list_open_sockets()
 
     @inprocess.Wrapper(**FAST)
     def train() -> None:
@@ -343,7 +343,7 @@ def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
         train()
     assert isinstance(caught.value.__cause__, ValueError)
-    assert not open_sockets() - before
+    assert not list_open_sockets() - before
 
 
 def test_the_function_may_ask_for_a_restart() -> None:

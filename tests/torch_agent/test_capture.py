@@ -14,7 +14,7 @@ import firstfault_torch
 from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
-from firstfault_torch.failures.capture import before_exit, capture, qualified_name
+from firstfault_torch.failures.capture import capture, find_exception_behind_exit, qualified_name
 
 MEGABYTES_10 = 10 * 1024 * 1024
 
@@ -288,14 +288,14 @@ def test_what_came_before_an_exit(error: BaseException | None) -> None:
     """
     left = _raised(lambda: _exit_after(error))
     assert isinstance(left, SystemExit)
-    assert before_exit(left) is (error or left)
+    assert find_exception_behind_exit(left) is (error or left)
     first = SystemExit(1)
     second = SystemExit(2)
     first.__context__ = second
     second.__context__ = error
-    assert before_exit(first) is (error or second)
+    assert find_exception_behind_exit(first) is (error or second)
     second.__context__ = first
-    assert isinstance(before_exit(first), SystemExit)
+    assert isinstance(find_exception_behind_exit(first), SystemExit)
 
 
 def test_a_cycle_of_causes_ends() -> None:

@@ -21,7 +21,7 @@ import pytest
 from firstfault.cli import main
 from firstfault.errors import UsageError
 from firstfault.evidence.positions import describe_positions
-from firstfault.layout import LIVE, ROSTER, watched_name
+from firstfault.layout import LIVE, ROSTER, build_watch_mark_name
 from firstfault.model import (
     CollectiveProgress,
     ExpiredDeadline,
@@ -71,7 +71,7 @@ def test_a_stall_is_told_kept_and_not_ended(
             seconds=DEADLINE_S,
         )
         assert not (tmp_path / "0" / LIVE).exists()
-        (tmp_path / "0" / ROSTER / watched_name(int(time.time() * 1000) + 600_000)).touch()
+        (tmp_path / "0" / ROSTER / build_watch_mark_name(int(time.time() * 1000) + 600_000)).touch()
         wait_until(lambda: _live(tmp_path) == [(41, 41, 0), (40, 40, 1)], seconds=DEADLINE_S)
         job.go(0)
         ended = job.end()

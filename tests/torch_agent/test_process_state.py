@@ -54,7 +54,7 @@ def _verdict(kind: str, text: str, system: SystemState) -> Verdict:
 
 
 def _state(error: BaseException) -> SystemState:
-    return process_state.system_state(error, capture(error))
+    return process_state.measure_system_state(error, capture(error))
 
 
 def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,9 @@ def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failed_write_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The working folder and /dev/shm are recorded, with the number of open files."""
-    monkeypatch.setattr(process_state, "_open_for_writing", lambda: iter(()))  # pytest's, too
+    monkeypatch.setattr(
+        process_state, "_iter_files_open_for_writing", lambda: iter(())
+    )  # pytest's, too
     found = _state(
         RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
     )
@@ -198,14 +200,14 @@ def test_limits_of_a_process() -> None:
     """
     program = (
         "import json, os, resource\nfrom firstfault_torch.failures.capture import capture\nfrom"
-        " firstfault_torch.worker.process_state import system_state\nmemory ="
+        " firstfault_torch.worker.process_state import measure_system_state\nmemory ="
         " os.sysconf('SC_PHYS_PAGES') *"
         " os.sysconf('SC_PAGE_SIZE')\nresource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory"
         " // 2))\nresource.setrlimit(resource.RLIMIT_DATA, (memory * 2, memory * 2))\nthreads ="
         " min(limit for limit in (4711, resource.getrlimit(resource.RLIMIT_NPROC)[1]) if limit >="
         " 0)\nresource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))\nfor error in"
         ' (MemoryError(), RuntimeError("can\'t start new thread")):\n   '
-        " print(json.dumps(system_state(error, capture(error)).limits))\n"
+        " print(json.dumps(measure_system_state(error, capture(error)).limits))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -293,7 +295,7 @@ def test_the_report_shows_what_was_recorded() -> None:
 def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptHookArgs]]:
     """Watch the threads of this process; return the calls of the previous hook."""
     told: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(process_state, "_failures", [])
+    monkeypatch.setattr(process_state, "_recorded_thread_failures", [])
     monkeypatch.setattr(threading, "excepthook", told.append)
     undo = process_state.watch_threads()
     yield told
@@ -316,7 +318,7 @@ def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
     error = ValueError("bad shard")
     before = Moment.now()
     _dies(error)
-    (failure,) = process_state.thread_failures()
+    (failure,) = process_state.get_thread_failures()
     assert failure.thread == "loader"
     assert before.wall_ns <= failure.timestamp_ns <= Moment.now().wall_ns
     assert (failure.exception.type, failure.exception.message) == ("ValueError", "bad shard")
@@ -339,7 +341,7 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
     _dies(_HostileError())
     for index in range(12):
         _dies(ValueError(), f"loader-{index}")
-    first, *others = process_state.thread_failures()
+    first, *others = process_state.get_thread_failures()
     assert first.exception.type.endswith("_HostileError")
     assert [failure.thread for failure in others] == [f"loader-{index}" for index in range(9)]
     assert [type(args.exc_value) for args in reported] == [
@@ -371,13 +373,13 @@ def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     torch notes the end of a collective a moment after the call's return, on a busy machine not at
     all, and keeps what it has of earlier groups.
     """
-    earlier = process_state.collective_progress()
+    earlier = process_state.read_collective_progress()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def look() -> CollectiveProgress:
         deadline = time.monotonic() + 5
         while True:
-            found = list(process_state.collective_progress())
+            found = list(process_state.read_collective_progress())
             for item in earlier:
                 found.remove(item)
             (own,) = found
@@ -476,7 +478,7 @@ def test_a_flight_recorder_dump(
     monkeypatch.setattr(
         "torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False
     )
-    assert process_state.collective_progress() == expected
+    assert process_state.read_collective_progress() == expected
 
 
 def _trace(backend: str, enqueued: int) -> dict[str, Any]:
@@ -539,7 +541,7 @@ def test_both_recorders_are_read(
         "torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False
     )
     assert [
-        (progress.group, progress.enqueued) for progress in process_state.collective_progress()
+        (progress.group, progress.enqueued) for progress in process_state.read_collective_progress()
     ] == expected
 
 
@@ -584,7 +586,8 @@ def test_a_recorder_that_counts_from_0(
         "torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False
     )
     assert [
-        (progress.enqueued, progress.completed) for progress in process_state.collective_progress()
+        (progress.enqueued, progress.completed)
+        for progress in process_state.read_collective_progress()
     ] == expected
 
 
@@ -615,7 +618,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", dump, raising=False)
     assert [
         (item.group, item.enqueued, item.last_operation)
-        for item in process_state.collective_progress()
+        for item in process_state.read_collective_progress()
     ] == [("default_pg", 7, "own:all_reduce")]
     assert asked == ["nccl", "nccl-lazy", "nccl2", "own", "gloo"]
     assert backends_that_abort() == [abort, abort]
@@ -654,7 +657,7 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
             dist.all_reduce(torch.ones(3))
         (progress,) = (
             item
-            for item in process_state.collective_progress()
+            for item in process_state.read_collective_progress()
             if item.last_operation == "own:all_reduce"
         )
         assert len(backends_that_abort()) == 1
@@ -674,12 +677,16 @@ def test_there_and_back(
     _dies(ValueError("bad shard"))
     _dies(ValueError("x" * 10_000))
     message: dict[str, Any] = json.loads(
-        json.dumps(to_message(process_state.collective_progress(), process_state.thread_failures()))
+        json.dumps(
+            to_message(
+                process_state.read_collective_progress(), process_state.get_thread_failures()
+            )
+        )
     )
     collectives, (first, second), _ = from_message(message)
     assert own in collectives
-    assert collectives == process_state.collective_progress()
-    short, long = process_state.thread_failures()
+    assert collectives == process_state.read_collective_progress()
+    short, long = process_state.get_thread_failures()
     assert _facts(first) == _facts(short)
     assert (second.thread, second.exception.message) == (long.thread, "x" * 2000)
 
@@ -715,20 +722,24 @@ def test_the_gpus_uuid(
     """The format is nvidia-smi's; without one from torch, or if the driver raises,
     the field is empty.
     """
-    assert process_state.gpu_uuid() == "", "CUDA is not initialised for the question"
+    assert process_state.read_gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()
     current.device = 1
     _has_gpu(monkeypatch, lambda device: asked.append(device) or properties())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
-    assert process_state.gpu_uuid() == uuid
+    assert process_state.read_gpu_uuid() == uuid
     assert asked == [1]
 
 
 @pytest.mark.parametrize(
     ("limit", "asked", "ask"),
     [
-        ("GPU_UUID_TIMEOUT_SECONDS", "torch.cuda.get_device_properties", process_state.gpu_uuid),
+        (
+            "GPU_UUID_TIMEOUT_SECONDS",
+            "torch.cuda.get_device_properties",
+            process_state.read_gpu_uuid,
+        ),
         (
             "FILE_SYSTEMS_TIMEOUT_SECONDS",
             "os.statvfs",
@@ -737,7 +748,7 @@ def test_the_gpus_uuid(
         (
             "FLIGHT_RECORDER_TIMEOUT_SECONDS",
             "torch._C._distributed_c10d._dump_fr_trace_json",
-            process_state.collective_progress,
+            process_state.read_collective_progress,
         ),
     ],
 )
@@ -764,7 +775,7 @@ def test_descriptors_that_are_held_back() -> None:
     """
     process_state.release_files()
     process_state.hold_files_back()
-    held = list(process_state._held)
+    held = list(process_state._held_descriptors)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, held[0])
     process_state.release_files()

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from firstfault_torch.agent.deaths import WorkerExit
 from firstfault_torch.agent.launch import name_root_cause
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.compat.torch_agent import log_failure
+from firstfault_torch.compat.torch_agent import log_root_or_first_failure
 
 VICTIM = ChildFailedError("t.py", {2: ProcessFailure(0, 20, 1, "")})
 
@@ -39,7 +39,7 @@ def test_torchs_line(
     """One line is logged, once: about the root cause, else about the node's first failure."""
     report = _report(1, 3)
     for _ in range(2):
-        log_failure(report.failure_lines, root_ranks)
+        log_root_or_first_failure(report.failure_lines, root_ranks)
     assert [record.getMessage() for record in caplog.records] == [logged]
 
 

@@ -37,7 +37,7 @@ from firstfault_torch.compat.torch_worker import (
 )
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
-from firstfault_torch.worker.process_state import collective_progress
+from firstfault_torch.worker.process_state import read_collective_progress
 from tests.nodes import forkserver
 from tests.prefix import Prefix
 from tests.waiting import wait_until
@@ -64,8 +64,8 @@ def test_nothing_is_missing() -> None:
     """The torch that is installed has every name;
     a missing attribute of the agent is found before it runs.
     """
-    assert torch_agent.missing_names() == ()
-    assert torch_agent.missing_names(SimpleNamespace(_pcontext=None)) == (
+    assert torch_agent.find_missing_names() == ()
+    assert torch_agent.find_missing_names(SimpleNamespace(_pcontext=None)) == (
         "_worker_group",
         "_remaining_restarts",
     )  # type: ignore[arg-type]
@@ -111,8 +111,8 @@ def test_a_name_that_is_missing(
         (torch_agent.worker_processes, SimpleNamespace(_pc=SimpleNamespace(error_files=[])), []),
         (torch_agent.worker_processes, SimpleNamespace(), []),
         (torch_agent.traceback_files, SimpleNamespace(_pc=SimpleNamespace(processes=[])), {}),
-        (torch_agent.unfinished, SimpleNamespace(_return_values={}), frozenset()),
-        (torch_agent.unfinished, SimpleNamespace(_ret_vals={}), frozenset()),
+        (torch_agent.find_ranks_without_result, SimpleNamespace(_return_values={}), frozenset()),
+        (torch_agent.find_ranks_without_result, SimpleNamespace(_ret_vals={}), frozenset()),
     ],
     ids=["processes", "_pc", "error_files", "_ret_vals", "_return_values"],
 )
@@ -133,7 +133,7 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(f"torch._C._distributed_c10d.{name}", raising=False)
     assert flight_recorders() == []
-    assert collective_progress() == ()
+    assert read_collective_progress() == ()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_recorder_of_another_backend(
     monkeypatch.setattr(
         "torch.distributed.distributed_c10d._world", SimpleNamespace(pg_map={group: None})
     )
-    assert collective_progress() == collective_progress() == ()
+    assert read_collective_progress() == read_collective_progress() == ()
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert unread_backends([]) == []
     told = [
@@ -210,7 +210,7 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
         watch = ExitWatch(torch_agent.worker_processes(context))
         try:
             assert torch_agent.traceback_files(context) == {}
-            assert torch_agent.unfinished(context) == frozenset()
+            assert torch_agent.find_ranks_without_result(context) == frozenset()
             ended.wait(20)
             wait_until(watch.ended)
             assert [(death.local_rank, death.exit_code) for death in watch.ended()] == [(1, 3)]

@@ -57,9 +57,9 @@ class RankIteration:
         # After begin_iteration(): a peer may have interrupted this iteration already. The thread
         # then sets `interrupted` at once, and SharedProgress.begin() would erase it.
         self._monitor = MonitorThread(
-            self._iteration.over(session.watching),
+            self._iteration.with_connection(session.watching),
             self._progress,
-            partial(self._abort, self._iteration.over(session.watching)),
+            partial(self._abort, self._iteration.with_connection(session.watching)),
             self._options,
             session.atomic_lock,
         )
@@ -206,7 +206,7 @@ class RankIteration:
 
     def close(self) -> None:
         """Hold the connections no longer."""
-        self._iteration.close()
+        self._iteration.drop_connection()
         self._monitor.close()
 
     def _describe(self, kind: FaultKind, error: BaseException) -> Fault:

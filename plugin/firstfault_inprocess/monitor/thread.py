@@ -205,7 +205,7 @@ class MonitorThread:
         """Hold the connection no longer, if the thread has ended."""
         # A thread that still runs keeps the connection: it may be in a call on it.
         if self.join(time_limits.MONITOR_CLOSE_TIMEOUT_SECONDS):
-            self._iteration.close()
+            self._iteration.drop_connection()
             self._abort = lambda: None
 
 

@@ -395,5 +395,5 @@ def _store_on_node(publication: Publication, path: Path) -> None:
     os.close(begin_run(folder.parent, folder.name))
     (folder / ROSTER).mkdir(parents=True, exist_ok=True)
     if bundle := publication.bundle:
-        (folder / ROSTER / bundle_name(bundle, of_nodes=True)).write_bytes(bundle)
+        (folder / ROSTER / bundle_name(bundle, of_separate_nodes=True)).write_bytes(bundle)
     (folder / ERROR_FILE).write_bytes(publication.sealed.document)

@@ -221,7 +221,7 @@ def _probe_flight_recorder() -> str:
     import torch.distributed as dist  # noqa: PLC0415
 
     from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as above
-        collective_progress,
+        read_collective_progress,
     )
 
     name, device = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
@@ -229,7 +229,7 @@ def _probe_flight_recorder() -> str:
     dist.init_process_group(name, store=store, rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(1, device=device))
-        called = [progress.last_operation for progress in collective_progress()]
+        called = [progress.last_operation for progress in read_collective_progress()]
     finally:
         dist.destroy_process_group()
     if called:
@@ -310,11 +310,11 @@ def _missing_in_torch() -> list[str]:
     which loads the entry points when it is imported.
     """
     from firstfault_torch.compat.torch_agent import (  # noqa: PLC0415 - may not be installed
-        missing_names,
+        find_missing_names,
     )
 
     launcher = importlib.import_module("torch.distributed.launcher.api")
-    return [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
+    return [*find_missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
 
 
 def _has_loaded_entry_point() -> bool:

@@ -23,7 +23,7 @@ from firstfault.model import ExceptionInfo
 from firstfault.utils.frames import get_current_frames
 from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.failures.capture import NOTED, capture, safe_text
+from firstfault_torch.failures.capture import CAPTURED_ATTRIBUTE, capture, safe_text
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.worker.in_flight import is_clean_exit
 from firstfault_torch.worker.last_call import is_last_exit
@@ -199,7 +199,7 @@ def _find_end(frame: FrameType) -> SystemExit:
         return SystemExit("its program reached its end")
     error = _build_exit(frame)
     call = _find_call(frame)
-    vars(error)[NOTED] = call.exit_data if call is not None else None
+    vars(error)[CAPTURED_ATTRIBUTE] = call.exit_data if call is not None else None
     return error
 
 

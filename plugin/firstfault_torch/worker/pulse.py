@@ -22,7 +22,7 @@ from firstfault_torch.time_limits import (
     FLIGHT_RECORDER_TIMEOUT_SECONDS,
     SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS,
 )
-from firstfault_torch.worker.process_state import collective_progress, thread_failures
+from firstfault_torch.worker.process_state import get_thread_failures, read_collective_progress
 
 _LONGEST_STACK = 12 * 1024
 """Bytes of the end of all threads' stacks: the main thread's comes last."""
@@ -68,7 +68,8 @@ def snapshot() -> dict[str, Any]:
         stack = file.read().decode(errors="replace")
     return {
         **to_message(
-            collective_progress(SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS), thread_failures()
+            read_collective_progress(SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS),
+            get_thread_failures(),
         ),
         "stack": stack,
         "block": watchdog.current_block(),

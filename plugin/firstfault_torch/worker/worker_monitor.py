@@ -28,7 +28,7 @@ from firstfault_torch import time_limits, watchdog
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.engine import Engine
 from firstfault_torch.failures import torch_error_file
-from firstfault_torch.failures.capture import bare, before_exit
+from firstfault_torch.failures.capture import describe_type, find_exception_behind_exit
 from firstfault_torch.failures.failure_records import lost_agent
 from firstfault_torch.guard import ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
@@ -259,7 +259,7 @@ class WorkerMonitor:
         if (
             not self.others_continue
             and error_file
-            and self._engine.name_error(error, bare(error)).recoverable
+            and self._engine.name_error(error, describe_type(error)).recoverable
         ):
             # also if recording is off
             with suppress_internal_errors("marking an exception as recoverable"):
@@ -270,7 +270,7 @@ class WorkerMonitor:
         # After the document is durable: the agent stops this worker's siblings at once, and refers
         # to the document by name.
         if self._channel is not None and name:
-            what = type(before_exit(error)).__name__
+            what = type(find_exception_behind_exit(error)).__name__
             content: dict[str, Any] = {
                 "what": what,
                 "document": name,
@@ -339,7 +339,7 @@ class WorkerMonitor:
                 call()
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
-        progress, calls = process_state.collective_state()
+        progress, calls = process_state.read_collectives_and_call_times()
         # The rest of the time: an answer that came too late would lose the collectives as well.
         limit = time_limits.WORKER_QUERY_TIMEOUT_SECONDS - time_limits.ANSWER_DELIVERY_SECONDS
         left = began + limit - time.monotonic()
@@ -349,7 +349,7 @@ class WorkerMonitor:
             handled_exception(threading.main_thread().ident or 0),
             calls,
         )
-        answer = to_message(progress, process_state.thread_failures(), raised_at, handled)
+        answer = to_message(progress, process_state.get_thread_failures(), raised_at, handled)
         # Before the answer is sent: the signal may follow it immediately.
         self._answered.set()
         return answer

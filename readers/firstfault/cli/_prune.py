@@ -63,10 +63,10 @@ def prune(folder: Path, keep: int) -> int:
     """  # noqa: D301 - click's mark of lines to keep
     from firstfault.layout import RUN_MARK  # noqa: PLC0415 - as below
     from firstfault.run_folder import (  # noqa: PLC0415 - `--help` needs none of it
-        PRUNED,
+        PRUNED_FOLDERS,
         find_fallback_folders,
         find_unmarked_runs,
-        runs_in,
+        list_runs,
     )
 
     removed, freed = 0, 0
@@ -75,8 +75,8 @@ def prune(folder: Path, keep: int) -> int:
     fallbacks = [
         fallback for fallback in find_fallback_folders() if is_here or here in fallback.parents
     ]
-    for parent in (folder, *(folder / name for name in PRUNED), *fallbacks):
-        for run in runs_in(parent)[keep:]:
+    for parent in (folder, *(folder / name for name in PRUNED_FOLDERS), *fallbacks):
+        for run in list_runs(parent)[keep:]:
             if why := _explain_kept_run(run):
                 fail(f"kept {run}: {why}")
                 continue
