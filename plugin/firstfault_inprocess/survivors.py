@@ -20,7 +20,7 @@ from firstfault_inprocess.store import TCPStore, recovered_key
 from firstfault_torch import time_limits
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
-from firstfault_torch.node_context import OTHERS_CONTINUE
+from firstfault_torch.node_context import OTHERS_CONTINUE_FIELD
 
 if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
@@ -57,13 +57,13 @@ class SurvivingWorkers:
         The failure is that the ranks gave up, that no node has a worker left, or that the results
         lack one of a rank that was lost after all ranks had completed.
         """
-        # A worker that leaves while its peers continue reports OTHERS_CONTINUE. Any other report
+        # A worker that leaves while its peers continue sets OTHERS_CONTINUE_FIELD. Any other report
         # means that all ranks give up.
         reap_adopted_helpers()
         shutdown_requested = [
             report
             for report in self._workers.reported().values()
-            if not report.get(OTHERS_CONTINUE)
+            if not report.get(OTHERS_CONTINUE_FIELD)
         ]
         lost = self._find_lost()
         for local_rank in sorted(lost - self._logged_lost):

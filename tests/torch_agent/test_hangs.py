@@ -36,7 +36,7 @@ from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
 from firstfault_torch.hang.procfs import (
-    CALLS_OF_FILES,
+    DESCRIPTOR_CALLS,
     describe_wait,
     measure_usage,
     read_kernel_state,
@@ -627,7 +627,7 @@ def test_the_call_in_which_a_process_waits() -> None:
     """A report names the system call of the main thread and the file it's for,
     without a signal to the process.
     """
-    if os.uname().machine not in CALLS_OF_FILES:
+    if os.uname().machine not in DESCRIPTOR_CALLS:
         pytest.skip("the numbers of system calls aren't known on this machine")
     for command, call in (
         (["cat"], "waits in read of a pipe"),

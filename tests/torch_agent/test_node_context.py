@@ -42,7 +42,7 @@ def test_a_recording_goes_through_the_environment() -> None:
     node_context = replace(
         RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"})
     )
-    environment = node_context.environment()
+    environment = node_context.to_environment()
     assert (NodeContext.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
     assert NodeContext.from_environment({}) is None
     # or a number of numpy

@@ -110,7 +110,7 @@ def as_worker(
         error_file.parent.mkdir(exist_ok=True)
         ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
         for name, value in {
-            **node_context.environment(),
+            **node_context.to_environment(),
             **ranks,
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }.items():

@@ -134,7 +134,7 @@ class ReportingAgent(LocalElasticAgent):
         # would kill the agent
         variables = torch_agent.flight_recorder_variables(os.environ)
         with suppress_internal_errors_in_main("sending the workers the place for their documents"):
-            variables = {**variables, **node.reporter.node_context.environment()}
+            variables = {**variables, **node.reporter.node_context.to_environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         with hold_forked_workers(node.reporter.node_context.files), environment_set(variables):

@@ -166,7 +166,7 @@ def launch_agent(
                 results,
                 peers=node.peers,
             )
-        with environment_set(node_context.environment()):
+        with environment_set(node_context.to_environment()):
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
         # The exception of a signal has arrived here: the signal thread must not raise again during

@@ -36,7 +36,7 @@ from firstfault_torch.node.document_writer import record_error, spool_for_agent
 from firstfault_torch.node.fork_gate import wait_until_all_forked
 from firstfault_torch.node.stacks import register_stacks, restore_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
-from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
+from firstfault_torch.node_context import OTHERS_CONTINUE_FIELD, Moment, NodeContext
 from firstfault_torch.places import get_worker_place
 from firstfault_torch.worker import process_state
 from firstfault_torch.worker.exception_documents import ExceptionDocuments
@@ -277,7 +277,7 @@ class WorkerMonitor:
                 "monotonic_ns": moment.monotonic_ns,
             }
             self._channel.report_failure(
-                content | ({OTHERS_CONTINUE: True} if self.others_continue else {})
+                content | ({OTHERS_CONTINUE_FIELD: True} if self.others_continue else {})
             )
 
     def exits(
