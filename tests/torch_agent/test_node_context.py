@@ -47,7 +47,7 @@ def test_a_recording_goes_through_the_environment() -> None:
     assert NodeContext.from_environment({}) is None
     # or a number of numpy
     of_a_library = replace(RECORDING, upload_deadline_seconds=Fraction(5, 2))
-    assert NodeContext.from_environment(of_a_library.environment()) == RECORDING
+    assert NodeContext.from_environment(of_a_library.to_environment()) == RECORDING
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_the_memory_of_the_container(
         told = NodeContext.from_environment()
         assert told is not None
         for name, value in (
-            replace(told, node_folder=node_context.node_folder).environment().items()
+            replace(told, node_folder=node_context.node_folder).to_environment().items()
         ):
             monkeypatch.setenv(name, value)
         _leaving(error)
