@@ -68,7 +68,7 @@ def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("observer", [None, Keeping()], ids=["none", "a monitor"])
-def test_what_the_function_held_is_freed_before_it_is_called_again(
+def test_memory_is_freed_before_the_function_is_called_again(
     observer: Keeping | None,
 ) -> None:
     """Also what only the traceback of its exception holds: on a GPU there is no memory for both.
@@ -91,7 +91,7 @@ def test_what_the_function_held_is_freed_before_it_is_called_again(
 
 
 @pytest.mark.parametrize("faults", [0, 1])
-def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
+def test_tracing_still_works_after_a_call(faults: int) -> None:
     """A debugger, a profiler or coverage still works, also after an interruption."""
 
     @inprocess.Wrapper(**FAST)
@@ -111,7 +111,7 @@ def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_program_that_ignores_the_end_of_children() -> None:
+def test_a_program_may_ignore_the_end_of_children() -> None:
     """The kernel removes the process that starts the monitor process:
     nothing is left to wait for.
     """
@@ -134,7 +134,9 @@ class Releasing(logging.Handler):
             self.held.release()
 
 
-def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_cannot_be_interrupted_says_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It says where it stands, and after which fault,
     before its monitor process ends it from outside.
     """
@@ -236,7 +238,7 @@ def test_a_machine_that_was_frozen_loses_no_rank() -> None:
         assert ours.recv() == 0
 
 
-def test_a_block_in_which_no_time_counts() -> None:
+def test_no_timeout_ends_a_rank_without_hang_protection() -> None:
     """In a block without hang protection, also after one within it, no timeout ends a rank;
     then all begin anew.
     """
@@ -257,7 +259,7 @@ def test_a_block_in_which_no_time_counts() -> None:
     assert train() == 0
 
 
-def test_a_call_within_a_call() -> None:
+def test_a_call_within_a_call_is_refused() -> None:
     """It is refused at once: after a fault the ranks would be in different calls."""
     inner = inprocess.Wrapper(**FAST)(lambda: None)
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
@@ -267,7 +269,7 @@ def test_a_call_within_a_call() -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "exit", "return"])
-def test_a_child_that_the_function_forked(how: str) -> None:
+def test_a_forked_child_ends_as_without_a_wrapper(how: str) -> None:
     """It ends as it would without a wrapper, and the parent's call continues undisturbed."""
     codes = []
 
@@ -298,7 +300,7 @@ def test_a_child_that_the_function_forked(how: str) -> None:
     assert answer == 0
 
 
-def test_an_interruption_while_an_exception_is_recorded() -> None:
+def test_an_interruption_waits_for_an_exceptions_record() -> None:
     """It waits for that: a document of which no name is known could not be withdrawn
     when the ranks continue.
     """
@@ -395,7 +397,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerSer
     server.stop()
 
 
-def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
+def test_a_heartbeat_ends_with_its_iteration(server: TimerServer) -> None:
     """It has ended: a rank is not killed because it made no ping while it restarted. The
     next ping begins another.
     """
@@ -414,7 +416,7 @@ def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
     assert train() == 1
 
 
-def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
+def test_a_deadline_ends_with_its_iteration(server: TimerServer) -> None:
     """It has ended, also if an interruption came before its block began;
     one around the call continues.
     """
@@ -434,7 +436,7 @@ def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
     wait_until(lambda: not server._timers)
 
 
-def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
+def test_an_interrupted_rank_keeps_no_deadline(server: TimerServer) -> None:
     """None is left, although the rank may be interrupted while a block begins or ends:
     it would be killed later.
     """
@@ -455,7 +457,7 @@ def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
     wait_until(lambda: not server._timers)
 
 
-def test_two_jobs_one_after_the_other_at_the_same_port() -> None:
+def test_a_job_does_not_find_the_faults_of_the_job_before() -> None:
     """The second does not find the faults of the first, whose store stays a moment longer."""
     first = run("raise", 2, initialize=FEW)
     assert set(first.of("enter", 1)) == {0, 1}

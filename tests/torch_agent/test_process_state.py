@@ -57,7 +57,7 @@ def _state(error: BaseException) -> SystemState:
     return process_state.measure_system_state(error, capture(error))
 
 
-def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_errors_file_system_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path's file system comes first, also if the file does not exist,
     and of a cause in a wrapper.
     """
@@ -76,7 +76,9 @@ def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _state(raised).file_systems[0].path == found.path
 
 
-def test_a_failed_write_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_without_a_path_records_the_usual_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The working folder and /dev/shm are recorded, with the number of open files."""
     monkeypatch.setattr(
         process_state, "_iter_files_open_for_writing", lambda: iter(())
@@ -139,7 +141,7 @@ class _Checkpoint:
 @pytest.mark.parametrize(
     ("error", "why"), [(0, ""), (errno.EDQUOT, " (quota)"), (errno.ENOSPC, "")]
 )
-def test_where_it_was_writing(
+def test_a_failed_writes_file_is_found_in_variables_or_open_files(
     how: Callable[[_Checkpoint], None],
     error: int,
     why: str,
@@ -167,7 +169,7 @@ def test_where_it_was_writing(
     assert list(tmp_path.glob(".firstfault*")) == []
 
 
-def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
+def test_a_failed_write_on_a_healthy_disk_stays_unexplained(tmp_path: Path) -> None:
     """On a healthy disk a failed write stays one of the storage;
     the report claims neither a fault nor its end.
     """
@@ -185,7 +187,7 @@ def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
     assert "may have been full" in report.answers.retry_reason
 
 
-def test_other_failures() -> None:
+def test_unrelated_exceptions_measure_nothing() -> None:
     """An exception that no limit explains asks for nothing;
     an OSError may carry anything as its path.
     """
@@ -194,7 +196,7 @@ def test_other_failures() -> None:
         assert isinstance(_state(OSError(5, "error", name)), SystemState)
 
 
-def test_limits_of_a_process() -> None:
+def test_a_process_records_its_limits() -> None:
     """A process records that its memory and its threads are limited;
     a limit above the machine's memory is none.
     """
@@ -313,7 +315,7 @@ def _dies(error: BaseException, name: str = "loader") -> None:
     thread.join()
 
 
-def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
+def test_a_dead_thread_is_recorded_and_reported(reported: list[threading.ExceptHookArgs]) -> None:
     """An exception that ends a thread is recorded with thread and time, and reported as before."""
     error = ValueError("bad shard")
     before = Moment.now()
@@ -333,7 +335,7 @@ class _HostileError(Exception):
         raise ZeroDivisionError("a text that breaks")
 
 
-def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
+def test_the_first_ten_dead_threads_are_recorded(reported: list[threading.ExceptHookArgs]) -> None:
     """All are reported; of those that did not call sys.exit() the first ten are recorded,
     a hostile one by its type.
     """
@@ -351,7 +353,7 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
     ]
 
 
-def test_a_hook_of_somebody_elses(
+def test_another_hook_stays_when_ours_is_undone(
     reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook that was set after ours stays when ours is undone."""
@@ -391,7 +393,9 @@ def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     dist.destroy_process_group()
 
 
-def test_collectives_count(progress: Callable[[], CollectiveProgress]) -> None:
+def test_each_collective_counts_and_the_last_is_named(
+    progress: Callable[[], CollectiveProgress],
+) -> None:
     """Each collective of a real process group counts, and the last one is named."""
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
@@ -469,7 +473,7 @@ TRACE = {
     ],
     ids=["two groups", "empty", "no text", "no json", "nulls", "odd states", "odd entries"],
 )
-def test_a_flight_recorder_dump(
+def test_the_readable_parts_of_a_dump_are_used(
     text: str, expected: tuple[CollectiveProgress, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The readable parts of the flight recorder's dump are used;
@@ -576,7 +580,7 @@ def _hooked(calls: list[bool], completed: int = -1) -> str:
     ],
     ids=["one, end unknown", "ends unknown", "the first one hangs", "the last one hangs"],
 )
-def test_a_recorder_that_counts_from_0(
+def test_collectives_are_numbered_by_their_entries(
     text: str, expected: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of collectives are those of the entries;
@@ -591,7 +595,7 @@ def test_a_recorder_that_counts_from_0(
     ] == expected
 
 
-def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorder_of_each_backend_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorders of the backends that the process's groups have are read;
     those of NCCL also without a group.
     """
@@ -628,7 +632,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     not hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks"),
     reason="torch 2.15 does it: `make newest`",
 )
-def test_the_recorder_of_a_backend_of_its_own() -> None:
+def test_a_custom_backends_recorder_is_found() -> None:
     """Torch hooks a recorder into a group of any backend, which is found;
     it does not see the collectives end.
     """
@@ -667,7 +671,7 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
     assert [entry.sequence for entry in progress.last] == [1, 2]
 
 
-def test_there_and_back(
+def test_a_state_survives_json_within_limits(
     reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]
 ) -> None:
     """A state survives JSON; texts and stacks are cut to a message's limits."""
@@ -716,7 +720,7 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
         (Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")), ""),
     ],
 )
-def test_the_gpus_uuid(
+def test_a_gpus_uuid_has_nvidia_smis_format(
     properties: Callable[[], Any], uuid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The format is nvidia-smi's; without one from torch, or if the driver raises,
@@ -752,7 +756,7 @@ def test_the_gpus_uuid(
         ),
     ],
 )
-def test_what_does_not_answer(
+def test_a_stuck_driver_or_file_system_is_given_up(
     limit: str,
     asked: str,
     ask: Callable[[], object],
@@ -769,7 +773,7 @@ def test_what_does_not_answer(
     hangs.set()
 
 
-def test_descriptors_that_are_held_back() -> None:
+def test_held_back_descriptors_are_closed_for_a_document() -> None:
     """They are closed when a document needs them,
     but not a file of the program's under one of their numbers.
     """

@@ -33,7 +33,7 @@ def _report(*codes: int) -> NodeReport:
     [((3,), "rank 3"), ((1, 3), "rank 3"), ((1,), "rank 2"), ((), "rank 2")],
     ids=["of this node", "of both nodes", "of another node", "unknown"],
 )
-def test_torchs_line(
+def test_one_line_is_logged_in_torchs_words(
     root_ranks: tuple[int, ...], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line is logged, once: about the root cause, else about the node's first failure."""
@@ -43,7 +43,7 @@ def test_torchs_line(
     assert [record.getMessage() for record in caplog.records] == [logged]
 
 
-def test_torchs_error(tmp_path: Path) -> None:
+def test_torchs_error_names_the_root_cause(tmp_path: Path) -> None:
     """It names the root cause with its exit code and error file;
     not if that is elsewhere, unknown, or a success for torch.
     """
