@@ -10,7 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,17 @@ def test_a_rank_that_cannot_be_interrupted_says_where_it_is(
     assert "within 102 s (hard_timeout)" in said
 
 
+@dataclass(frozen=True)
+class _FrozenJob:
+    """A job of one rank whose processes are stopped."""
+
+    process: ForkProcess
+    connection: Connection
+    rank: int
+    """A process id."""
+    monitor: int
+
+
 def _frozen_before(call: Callable[..., Any], freezes: Event, rank: int) -> Callable[..., Any]:
     """Return a function that stops the rank and its own process once, before its call."""
 
@@ -202,40 +215,60 @@ def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection, port: in
     its.send(train())
 
 
-def test_a_machine_that_was_frozen_loses_no_rank() -> None:
+@pytest.fixture
+def frozen_jobs() -> Iterator[list[_FrozenJob]]:
+    """Start one job for each place in which the monitor process may be when the machine freezes,
+    and freeze it there.
+    """
+    context = multiprocessing.get_context("fork")
+    jobs: list[_FrozenJob] = []
+    try:
+        for freezes_in in ("sleep", "heartbeat", "check"):
+            ours, its = context.Pipe()
+            freezes = context.Event()
+            # Here, not in the child: this process keeps the port's lock until the end.
+            port = get_free_port()
+            process = context.Process(
+                target=_train_and_freeze,
+                args=(freezes_in, freezes, its, port),
+            )
+            process.start()
+            its.close()  # so that the end of the rank ends the waits
+            job = _FrozenJob(process, ours, *ours.recv())
+            jobs.append(job)
+            if freezes_in == "sleep":
+                os.kill(job.rank, signal.SIGSTOP)
+                os.kill(job.monitor, signal.SIGSTOP)
+            else:
+                freezes.set()
+        yield jobs
+    finally:
+        processes = read_processes()
+        for job in jobs:
+            job.process.kill()
+            job.process.join()
+            # one that runs ends by itself, and its number may be another process's by now
+            if job.monitor in processes and processes[job.monitor].state == "T":
+                os.kill(job.monitor, signal.SIGKILL)
+
+
+def test_a_machine_that_was_frozen_loses_no_rank(frozen_jobs: list[_FrozenJob]) -> None:
     """A rank that was frozen together with its monitor process, longer than it may make no
     progress, continues; also if the monitor process wasn't asleep at that moment.
     """
-    context = multiprocessing.get_context("fork")
-    jobs = []
-    for freezes_in in ("sleep", "heartbeat", "check"):
-        ours, its = context.Pipe()
-        freezes = context.Event()
-        # Here, not in the child: this process keeps the port's lock until the end.
-        port = get_free_port()
-        process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its, port))
-        process.start()
-        its.close()  # so that the end of the rank ends the waits below
-        pids = ours.recv()
-        if freezes_in == "sleep":
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-        else:
-            freezes.set()
-        jobs.append((process, ours, pids))
-    for _, _, pids in jobs:
-        for pid in pids:
+    for job in frozen_jobs:
+        for pid in (job.rank, job.monitor):
             wait_until(lambda pid=pid: read_processes()[pid].state == "T")
     time.sleep(9.0)
-    for process, ours, (rank, monitor) in jobs:
+    for job in frozen_jobs:
         # the monitor process checks before the rank makes progress
-        for pid in (monitor, rank):
+        for pid in (job.monitor, job.rank):
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.5)
-        ours.send("continue")
-        process.join()
-        assert process.exitcode == 0
-        assert ours.recv() == 0
+        job.connection.send("continue")
+        job.process.join()
+        assert job.process.exitcode == 0
+        assert job.connection.recv() == 0
 
 
 def test_no_timeout_ends_a_rank_without_hang_protection() -> None:
