@@ -184,9 +184,9 @@ def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
     """Return the fault that caused all others: a process that ended or was killed,
     else the first that was reported.
 
-    A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of
-    ranks that made no progress, one that waited in no collective is the cause, and of several the
-    one that had begun the fewest. If there is one, exceptions after the first report of no progress
+    A rank that lost its peer raises, and may report that before the peer's monitor process does.
+    Among ranks without progress, the cause is the rank outside of any collective, or else the rank
+    that had begun the fewest. If there is one, exceptions after the first report of no progress
     don't count: these ranks were torn out of a collective.
     """
     # Rank 3 hangs outside of collectives, rank 0 waits for it in one. Both report a stall, perhaps

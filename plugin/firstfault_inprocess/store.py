@@ -1,7 +1,7 @@
 """What the ranks of an in-process restart agree on, in one store.
 
 The store outlives any worker: torch elastic's agent hosts it, or the monitor process of the first
-rank. Each iteration uses a separate prefix in it, so no iteration needs a port of its own.
+rank. Each iteration uses a separate prefix in it, so no iteration needs its own port.
 """
 
 from __future__ import annotations

@@ -350,8 +350,8 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     failed with the same fault.
 
     The fault is the same if the fingerprint is, and if it came on the same machine: an outage of a
-    storage hits one machine after the other. Only an exception that the program raised by itself is
-    the same anywhere. For use with `~`.
+    storage hits one machine after another. Only an exception that the program itself raised is the
+    same on any machine. For use with `~`.
     """
     is_same_fault = (
         bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint

@@ -3,8 +3,8 @@
 
 A script around ``srun firstfault torchrun`` doesn't know the run's folder: it may come from
 ``--ff-folder``, from a sanitized FIRSTFAULT_JOB, from the time of the start if the name was taken,
-or be a temporary folder because the other one was full. What script and steps both know are Slurm's
-numbers. So each attempt leaves a pointer under these numbers in two places:
+or be a temporary folder because the usual one was full. Script and steps both know Slurm's numbers.
+So each attempt leaves a pointer under these numbers in two places:
 
 - the user's home: of the places that all nodes and the script see, the only one that no option,
   working folder or other user can change. A helper job that was submitted elsewhere finds it, too.
@@ -180,8 +180,8 @@ def find_pointers(
 
 
 def _sort_by_start(pointers: Collection[SlurmPointer]) -> list[SlurmPointer]:
-    """Sort by Slurm's numbers of the steps, which need no clock,
-    and what the script ran by itself by its time.
+    """Sort steps by Slurm's numbers, which need no clock, and what the script ran without a step
+    by its time.
     """
     ordered = sorted(
         (one for one in pointers if one.step.isdecimal()), key=lambda one: (int(one.step), one.time)

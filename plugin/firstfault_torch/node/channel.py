@@ -51,8 +51,8 @@ class _Listener:
     """A bound socket, and a thread that calls `take` with each message that arrives there,
     and logs what it raises.
 
-    It lives in a process whose program may close all descriptors, and open files or sockets under
-    their numbers: then it binds a new socket, and leaves the number alone. It also does so when a
+    The program of its process may close all descriptors, and open files or sockets under their
+    numbers: then it binds a new socket, and leaves the number alone. It also does so when a
     cleaner of /tmp has removed the socket's file, for which it looks once a minute. `each_minute`
     is called then, unless a message came first.
 
@@ -92,7 +92,7 @@ class _Listener:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         else:
-            # the same, for a thread that still waits at the socket whose number is lost
+            # the same, for a thread that still waits at a socket with a lost number
             _send(self._path, {})
         self._release()
 

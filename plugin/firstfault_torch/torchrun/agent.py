@@ -225,7 +225,7 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
     `is_durable`: whether the verdict is in the job's folder.
     """
     # Python's end would wait for a thread that waits for the folder, and might abort the process if
-    # a thread is inside torch's store, whose host is frozen or gone.
+    # a thread is inside torch's store while the store's host is frozen or gone.
     if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
         _print_torch_box(failed.error)
         _exit_at_once(code)

@@ -175,7 +175,7 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
         f"{this.node}; namespace: {this.namespace if this.namespace.value else 'none'}",
     )
     if not is_stored:
-        return  # the row of the storage says where they go instead
+        return  # the row of the storage names the place that is used instead
     yield (
         _FACT,
         "fallback",

@@ -186,8 +186,8 @@ def _find_last_run(root: Path, name: str) -> str:
     or "job-<time>-<host>-<process>" if that name was taken.
 
     A scheduler that names its jobs only by what a user wrote counts each job's attempts from 0. A
-    later attempt belongs to the job that was begun last, and not to an older one in whose folder
-    its number is free.
+    later attempt belongs to the job that was begun last, even if its number is free in the folder
+    of an older job.
     """
     later_runs = (
         mark.parent

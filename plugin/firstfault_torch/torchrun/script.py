@@ -3,8 +3,8 @@
 
 Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame
 shows whether the program reached its end, and `sys.exit` first notes where it is called, with which
-argument, and which exception is handled there. A program whose last statement exits with success,
-such as the ``sys.exit(main())`` of console scripts, has reached its end, too.
+argument, and which exception is handled there. A program that exits with success in its last
+statement, such as the ``sys.exit(main())`` of console scripts, has reached its end, too.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _describe_argument(argument: Any) -> str:
         number = int.__index__(argument)
         return str(number & 0xFF if number.bit_length() < _BITS_OF_C_LONG else 0xFF)
     text = safe_text(argument)
-    # not to be taken for a code
+    # quoted, to differ from an exit code
     return repr(text) if text.strip().lstrip("-").isdigit() else text
 
 

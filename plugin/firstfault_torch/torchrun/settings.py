@@ -125,7 +125,7 @@ _SETTINGS = (
         "--ff-port",
         PORT_VARIABLE,
         _check_parsed_by(parse_port),
-        "port on which the first node's agent listens for the others, for networks that allow only"
+        "port on which the first node's agent listens for its peers, for networks that allow only"
         " listed ports. Default: a free one",
     ),
     _Setting(

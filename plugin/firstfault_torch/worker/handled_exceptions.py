@@ -170,8 +170,8 @@ class HandledExceptions:
         return False
 
     def _watch_formatted(self) -> None:
-        """Note each exception whose traceback is formatted:
-        that takes far longer than to note it.
+        """Note each exception when its traceback is formatted, which takes far longer than the
+        note.
         """
         original = traceback.TracebackException.__init__
 

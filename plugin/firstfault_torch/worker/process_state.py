@@ -175,7 +175,7 @@ def _read_traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
 _HELD_FILES = 16
 _held_descriptors: list[int] = []
 _held_pipe: list[os.stat_result] = []
-"""The pipe whose reading end all held descriptors are."""
+"""All held descriptors are the reading end of this pipe."""
 
 
 def hold_files_back() -> None:
@@ -183,8 +183,8 @@ def hold_files_back() -> None:
     opened all that it may.
     """
     with contextlib.suppress(OSError):
-        # A pipe of its own, not a common file such as /dev/null, which the program may have opened
-        # at a number that it closed before.
+        # A new pipe, not a common file such as /dev/null: the program may have opened that at a
+        # number that it closed before.
         reader, writer = os.pipe()
         os.close(writer)
         _held_pipe[:] = [os.fstat(reader)]

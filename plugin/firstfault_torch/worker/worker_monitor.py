@@ -287,7 +287,7 @@ class WorkerMonitor:
         but perhaps why a peer waits.
 
         torch keeps the process of a function until its siblings have ended, but not that of a
-        program. An exit that `is_announced` ends this process by itself: the agent needn't stop it.
+        program. A process with an exit that `is_announced` ends without a stop by the agent.
         """
         self.in_flight.withdraw_handled_except(None)
         if self._asked.is_set():

@@ -356,7 +356,7 @@ def has_reached_end(failure: WorkerError) -> bool:
     return is_end and not failure.exit_code
 
 
-# Torch's traceback of a worker whose queue couldn't take the result of its function
+# Torch's traceback of a worker that couldn't put its function's result into the queue
 _UNSENDABLE_RESULT = LazyPattern(r"""
   elastic/multiprocessing/api\.py",[ ]line[ ]\d+,[ ]in[ ]_wrap\n[^\n]*\.put\([^\n]*\n(?:[^\n]*\n)*?
   [^\n]*multiprocessing/queues\.py",[ ]line[ ]\d+,[ ]in[ ]put\n

@@ -352,7 +352,7 @@ def _place_output_error(failure: WorkerError, roster: Sequence[NodePresence]) ->
     if not is_of_file or not is_output_error(failure.exception):
         return failure
     finished = [entry for entry in roster if entry.phase is model.Phase.SUCCEEDED]
-    # an entry with a rank is that of a process without an agent, whose own result is converted
+    # an entry with a rank is that of a process without an agent: its own result is converted
     agents = [entry for entry in finished if entry.place.rank is None and entry.ranks]
     first = next((entry for entry in agents if 0 in entry.ranks), None)
     has_failed = any(entry.phase is model.Phase.FAILED for entry in roster)

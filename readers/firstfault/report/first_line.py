@@ -14,8 +14,8 @@ from firstfault.report.headline import headline_parts, split_fault
 from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
-"""Number of characters. A list in Flyte's console shows 100, of which the prefix ``[10/10]
-currentAttempt done. Last Error: SYSTEM::`` takes 49.
+"""A list in Flyte's console shows 100 characters: 49 of the prefix ``[10/10] currentAttempt done.
+Last Error: SYSTEM::``, and these.
 """
 _MAX_LINE_CHARACTERS = 78
 _MIN_NODE_CHARACTERS = 10

@@ -72,7 +72,7 @@ def requeue(
     the requeues. Requeues after proven hardware faults, or after a preemption by Slurm, don't
     count.
 
-    URI is the run's folder, for jobs whose steps left no pointers to it.
+    URI is the run's folder. Pass it for jobs with steps that left no pointers to it.
 
     \b
     Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 firstfault decides nothing: no verdict on

@@ -52,7 +52,7 @@ _NO_TASK = "N/A"
 def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
     """Return Slurm's number of the job around this process, or an empty string outside a job.
 
-    A task of an array has a number of its own. The variables of the array may be those of another
+    Each task of an array has its own number. The variables of the array may be those of another
     job: sbatch passes on the environment that it was called in, and overrides only those that the
     new job has.
     """
