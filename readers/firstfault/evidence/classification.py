@@ -212,7 +212,7 @@ def _demote_waiting_majority(
     than torch.
     """
     waits = sum(item.waited for item in classified)
-    stood = {
+    positions = {
         number: locate_main_thread(item.failure)
         for number, item in enumerate(classified)
         if item.failure.expired is not None
@@ -223,13 +223,13 @@ def _demote_waiting_majority(
         number: ""
         if position.kind is PositionKind.TORCH
         else _LINE_NUMBER.sub(" in ", position.frame)
-        for number, position in stood.items()
+        for number, position in positions.items()
         if position.kind is PositionKind.TORCH or (position.frame and not waits)
     }
     # the few ranks elsewhere are the suspects; without any, all ranks are alike and none can be
     # demoted
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
-    if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
+    if not 0 < _MIN_MAJORITY_FACTOR * (len(positions) - size) <= size + waits:
         return tuple(classified)
     why = "was where most peers were at its deadline"
     return tuple(
@@ -445,9 +445,9 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         and failure.rank in find_ranks_with_checkpoint_error(exception)
     ):
         # the rank's own traceback, copied into the text
-        said = _classify_link(find_first_cause(exception))
+        cause = _classify_link(find_first_cause(exception))
         category = (
-            said.specific_category if said.role is Role.PRIMARY else ""
+            cause.specific_category if cause.role is Role.PRIMARY else ""
         ) or classification.category
         category = (
             "disk_full" if category == "storage" and full_disk(failure, exception) else category

@@ -481,8 +481,8 @@ def _build_exception_message(exception: ExceptionInfo) -> Message:
             f"{'raised as' if first_cause.is_wrapper(nearest[0], inner) else 'then'}"
             f" {get_short_name(nearest[0])}"
         )
-        if said := extract_sentence(nearest[0].message):
-            wrapper += f": {said}"
+        if sentence := extract_sentence(nearest[0].message):
+            wrapper += f": {sentence}"
         if nearest[0] is not causes.wrappers[0]:
             wrapper += f", then {get_short_name(causes.wrappers[0])}"
     if causes.wrappers and get_short_name(original) == "SystemExit":

@@ -573,9 +573,9 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     receipt_notes = _list_receipt_notes(snapshot, roster)
     unconfirmed = [
         f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names"
-        f" {said}"
+        f" {claim}"
         for failure in failures
-        if (said := judged.find_unconfirmed_claim(failure))
+        if (claim := judged.find_unconfirmed_claim(failure))
     ]
     has_gaps = bool(
         unreadable or receipt_notes or unconfirmed or joined - finished or snapshot.notes

@@ -380,7 +380,7 @@ def _list_stacks(report: Report) -> list[_Quoted]:
     """Return the stacks of processes, the root cause first, then the suspects."""
     dumps: dict[tuple[int, int | None], _Quoted] = {}
     for failure in _in_order(report):
-        stood = locate_main_thread(failure)
+        position = locate_main_thread(failure)
         for dump in failure.stack_dumps:
             key = (dump.pid, dump.rank)
             is_own = dump.rank == failure.rank
@@ -388,7 +388,7 @@ def _list_stacks(report: Report) -> list[_Quoted]:
             if key in dumps and not is_own:
                 continue
             name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
-            note = f"{stood.kind.value}: {stood.frame}" if is_own and stood.frame else ""
+            note = f"{position.kind.value}: {position.frame}" if is_own and position.frame else ""
             is_root = is_own and failure is report.verdict.root
             dumps[key] = _Quoted(
                 name,

@@ -56,11 +56,13 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
         return "agent lost", f"it {text.removeprefix(_LOST)}"
     if has_reached_end(root):
         return name, text  # the headline has more: where its peers were
-    said = find_message(root)
-    if name != said.what or not (said.text or said.exception is not None):
+    message = find_message(root)
+    if name != message.what or not (message.text or message.exception is not None):
         return name, text
     return name, (
-        strip_log_prefixes(said.whole, root.rank) if root.place.engine == OF_LOGS else said.whole
+        strip_log_prefixes(message.whole, root.rank)
+        if root.place.engine == OF_LOGS
+        else message.whole
     )
 
 

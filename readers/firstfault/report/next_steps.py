@@ -216,15 +216,15 @@ def _name_tool_of_vendor(advice: str, text: str) -> str:
 
 def _list_positions(job: JobErrors) -> list[str]:
     """Return the positions of ranks outside of collectives: "rank 0 was at train.py:12 in load"."""
-    stood = (
+    positions = (
         (failure.rank, locate_main_thread(failure))
         for failure in job.failures
         if failure.rank is not None
     )
     away = [
-        (rank, where.description)
-        for rank, where in stood
-        if where.kind is PositionKind.ELSEWHERE and where.frame
+        (rank, position.description)
+        for rank, position in positions
+        if position.kind is PositionKind.ELSEWHERE and position.frame
     ]
     return shorten_list(
         [f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)],
