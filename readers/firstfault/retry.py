@@ -739,7 +739,7 @@ def _is_free(verdict: Verdict, context: RetryContext) -> bool:
 
 
 # The driver has lost a GPU, which only a reset or a reboot of the machine brings back
-_GONE_GPU = Pattern(
+_GPU_GONE = Pattern(
     r"fallen off the bus|\bXid\b[^\n]{0,40}: ?79\b|\bXid[ =]{1,2}79\b"
     r"|GPU is lost|GPU has (?:been )?(?:lost|disappeared)"
 )
@@ -757,4 +757,4 @@ def is_gpu_gone(verdict: Verdict) -> bool:
     ):
         return False
     text = root.exception.message if root.exception is not None else root.printed
-    return _GONE_GPU.search(text) is not None
+    return _GPU_GONE.search(text) is not None

@@ -228,7 +228,7 @@ def test_a_deleted_working_folder_has_no_address(
     """A process whose working folder was deleted still tells its GPUs, without a warning."""
     (tmp_path / "bus").mkdir()
     (tmp_path / "bus" / "information").write_text("Model: NVIDIA H100 80GB HBM3\n")
-    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS_FOLDER", tmp_path)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -257,7 +257,7 @@ def test_the_drivers_files_name_each_gpu(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / bus).mkdir()
         text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 317\nGPU UUID: \t GPU-8f3a\n"
         (tmp_path / bus / "information").write_text(text)
-    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS_FOLDER", tmp_path)
     setup = node_setup.read_node_setup(_IDENTITY)
     assert (setup.gpu_model, setup.gpus) == ("NVIDIA H100 80GB HBM3", 2)
 
@@ -271,7 +271,7 @@ def test_a_hanging_disk_delays_no_roster_entry(
     pipe = tmp_path / "0000:19:00.0" / "information"
     pipe.parent.mkdir()
     os.mkfifo(pipe)  # opening it waits for a writer
-    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS_FOLDER", tmp_path)
     monkeypatch.setattr(node_setup, "NODE_SETUP_TIMEOUT_SECONDS", 0.1)
     began = time.monotonic()
     setup = node_setup.read_node_setup(_IDENTITY)

@@ -62,13 +62,13 @@ from firstfault_torch.torchrun.settings import keeps_torch_box, read_options
 from firstfault_torch.torchrun.variables import drop_invalid
 from firstfault_torch.worker.worker_monitor import run_recorded
 
-_LAUNCHER = "torch.distributed.launcher.api"
+_LAUNCHER_API_MODULE = "torch.distributed.launcher.api"
 _LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
 _LAUNCHER_MODULE = "torch.distributed.run"
 _SHOWN_ROWS = ("Where", "Retry", "Next")
 """The rows of the report that are printed at the end of a failed job's output."""
 _LINE_LENGTH = 80
-_WRAPPING: Mapping[str, Any] = {
+_WRAP_OPTIONS: Mapping[str, Any] = {
     "subsequent_indent": "    ",
     "break_long_words": False,
     "break_on_hyphens": False,
@@ -91,7 +91,7 @@ def replace_launcher_agent() -> None:
 
     Once per process. If this torch has no such agent, log a warning and leave torch's.
     """
-    launcher: Any = importlib.import_module(_LAUNCHER)
+    launcher: Any = importlib.import_module(_LAUNCHER_API_MODULE)
     if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
         return
     if "LocalElasticAgent" not in launcher.__dict__:
@@ -361,7 +361,9 @@ class TorchrunEngine(PlainEngine):
         rows = dict(
             line.split(": ", 1) for line in sealed.seal.message.splitlines() if ": " in line
         )
-        lines = textwrap.wrap(f"firstfault: {sealed.verdict.headline}", _LINE_LENGTH, **_WRAPPING)
+        lines = textwrap.wrap(
+            f"firstfault: {sealed.verdict.headline}", _LINE_LENGTH, **_WRAP_OPTIONS
+        )
         is_interrupted = classify_outcome(sealed.verdict) is Outcome.INTERRUPTED  # a person did it
         shown = () if is_interrupted else _SHOWN_ROWS
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]

@@ -39,11 +39,11 @@ _PACKAGES = {
     "extra azure": "adlfs",
 }
 _RAY_CALLBACKS_VARIABLE, _JAX_VARIABLE = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
-_HANDLER = "firstfault"
+_HANDLER_NAME = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
 _OK, _NO, _FACT = True, False, None
 """States of a check: fine; prevents recording or has an invalid value; only informs."""
-_STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
+_STATE_TEXTS = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
 """The state, subject and text of a line."""
 
@@ -76,7 +76,7 @@ def doctor(as_json: bool) -> None:
     refused = [name for state, name, _ in checks if state is _NO]
     is_recorded = not set(refused) - _list_variable_rows()
     is_plain_recorded = is_recorded and is_on() and _has_loaded_entry_point()
-    lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
+    lines = [f"{_STATE_TEXTS[state]}  {name:10} {text}" for state, name, text in checks]
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
@@ -292,7 +292,7 @@ def _check_torch() -> _Check:
         )
     if _has_loaded_entry_point():
         return _OK, "torch", "supported, and loads firstfault's entry point"
-    installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER)
+    installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER_NAME)
     how = (
         "this torch loads no entry points"
         if installed
@@ -325,7 +325,7 @@ def _has_loaded_entry_point() -> bool:
         has_handler,
     )
 
-    return has_handler(_HANDLER)
+    return has_handler(_HANDLER_NAME)
 
 
 def _check_workers() -> _Check:

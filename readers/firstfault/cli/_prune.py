@@ -12,7 +12,9 @@ import click
 from firstfault.cli._support import EXIT, debug_option, echo, fail
 from firstfault.utils.text import counted
 
-_OWN = re.compile(r"firstfault\.run|inputs\.pb|logs|raw|report\.html|requeues-[\d_]+\.json|\d+")
+_OWN_FILE = re.compile(
+    r"firstfault\.run|inputs\.pb|logs|raw|report\.html|requeues-[\d_]+\.json|\d+"
+)
 """What a run's folder may contain: attempts, and the records of `firstfault run` and `requeue`."""
 
 
@@ -98,7 +100,7 @@ def _explain_kept_run(run: Path) -> str:
     if belongs_to_another_user(run):
         return "it belongs to another user"
     # FOLDER may be any folder, so only what firstfault made is ever deleted
-    foreign = sorted(path.name for path in run.iterdir() if not _OWN.fullmatch(path.name))
+    foreign = sorted(path.name for path in run.iterdir() if not _OWN_FILE.fullmatch(path.name))
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
     try:
