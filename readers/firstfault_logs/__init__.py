@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from firstfault.errors import BadDocumentError
-from firstfault.reading.additional_sources import joined
+from firstfault.reading.additional_sources import merge_sources
 from firstfault.reading.assemble import Snapshot
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.documents import build_snapshot
@@ -83,7 +83,11 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
         return snapshot
     documents, unreadable = documents_of(dumps)
     recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
-    return joined(snapshot, recorded) if snapshot is not None and snapshot.documents else recorded
+    return (
+        merge_sources(snapshot, recorded)
+        if snapshot is not None and snapshot.documents
+        else recorded
+    )
 
 
 def read_sources(

@@ -106,7 +106,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
                 get_failures(stopped_unwinding),
             )
         )
-    why += _count_other_failures(
+    why += _list_failure_counts(
         diagnosis, [item for item in classified if id(item) not in counted_ids]
     )
     why += _explain_blame(diagnosis, first)
@@ -324,7 +324,7 @@ def _explain_dead_threads(root: WorkerError) -> list[Reason]:
     ]
 
 
-def _count_other_failures(
+def _list_failure_counts(
     diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]
 ) -> list[Reason]:
     reasons = []
@@ -332,7 +332,7 @@ def _count_other_failures(
         counted = [
             item
             for item in classified
-            if not item.failure.has_unseen_end and not _is_launcher_in_log(item)
+            if not item.failure.has_unseen_end and not _is_launcher_failure_in_log(item)
         ]
         if count := count_class(counted, diagnosis.job, failure_class):
             members = get_failures(item for item in counted if item.failure_class is failure_class)
@@ -342,7 +342,7 @@ def _count_other_failures(
     return reasons
 
 
-def _is_launcher_in_log(item: ClassifiedFailure) -> bool:
+def _is_launcher_failure_in_log(item: ClassifiedFailure) -> bool:
     """Whether a failure is that of a launcher, known from its traceback in a log: it's no rank."""
     return item.failure.subject is Subject.AGENT and item.failure.place.engine == OF_LOGS
 
@@ -418,11 +418,11 @@ def _find_ranks_stopped_raising(
         ]
     # only a printed exception identifies the fault: other last lines, such as progress, are equal
     # on all ranks
-    if exit_code > 0 and (said := _find_last_printed(first.failure)):
+    if exit_code > 0 and (last_printed := _find_last_printed(first.failure)):
         alike = (
             item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code
         )
-        return [item for item in alike if _find_last_printed(item.failure) == said]
+        return [item for item in alike if _find_last_printed(item.failure) == last_printed]
     if exception is None or find_causes(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = find_first_cause(exception).frames
@@ -476,21 +476,22 @@ def _find_ranks_stopped_unwinding(
     exception = first.failure.exception
     passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
     called = {progress.group: progress.enqueued for progress in first.failure.collectives}
-    stood = [
+    positions = [
         (item, locate_main_thread(item.failure), item.failure.collectives)
         for item in _find_stopped(first, classified)
     ]
     unknown = [
         (item, collectives)
-        for item, at, collectives in stood
-        if at.is_finalizing and not at.raised_at and at.frame in passed
+        for item, position, collectives in positions
+        if position.is_finalizing and not position.raised_at and position.frame in passed
     ]
     # if a rank had called a collective that `first` hadn't, its exception may be the collective's
     # error about a peer
     return [
         item
         for item, collectives in unknown
-        if collectives and all(at.enqueued <= called.get(at.group, -1) for at in collectives)
+        if collectives
+        and all(progress.enqueued <= called.get(progress.group, -1) for progress in collectives)
     ]
 
 
