@@ -223,7 +223,7 @@ class AttemptReader:
         return run_sync(self._read_copies(note))
 
     async def _read_copies(self, note: str) -> model.JobErrors:
-        from firstfault.reading.attempt import look  # noqa: PLC0415 - as above
+        from firstfault.reading.attempt import read_once  # noqa: PLC0415 - as above
         from firstfault.reading.fetch import StoreWithCopies  # noqa: PLC0415 - as above
 
         # never settled: other nodes may have reports that can't be read now; `fresh` would open
@@ -231,7 +231,8 @@ class AttemptReader:
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
         return replace(
-            await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False
+            await read_once(alone, replace(self._request, fresh=False, notes=(note,))),
+            settled=False,
         )
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[model.JobErrors, None]:

@@ -522,10 +522,10 @@ def default_policy() -> ComposablePolicy:
     `find_proof_of_repeat` distinguishes a stop from an unknown outcome.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
-    return is_worth_it & ComposablePolicy(_not_refused)
+    return is_worth_it & ComposablePolicy(_vote_unless_refused)
 
 
-def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
+def _vote_unless_refused(verdict: Verdict, _context: RetryContext) -> Vote:
     if verdict.category == TEARDOWN:
         return Vote(retry=False, reason=FINISHED_REASON)
     refusal = _find_refusal(verdict.root)
