@@ -63,11 +63,11 @@ class FormerNotices(OnceNotices):
         self._outstanding.pop(request, None)  # only the waiting connection said what counts
         return super()._take_answer(request, values, now)
 
-    def _take_silence(self, request: int) -> list[NoticeInstruction]:
-        if request == self._poll and self.phase is NoticePhase.ASKING:
-            self._why_broken = "the connection broke"
+    def _take_broken_connection(self, why: str) -> list[NoticeInstruction]:
+        if self.phase is NoticePhase.ASKING:
+            self._why_broken = why
             return self._lose_store()  # the host wasn't asked
-        return super()._take_silence(request)
+        return super()._take_broken_connection(why)
 
     def _lose_store(self) -> list[NoticeInstruction]:
         if not self.is_fatal:

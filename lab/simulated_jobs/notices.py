@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from firstfault_torch import time_limits
 from firstfault_torch.protocol.messages import Answered, AskStore, Read, TimePassed, Unanswered
@@ -16,6 +17,7 @@ from firstfault_torch.protocol.notices import (
     Connected,
     ConnectionBroke,
     FailureNotice,
+    FatalFailurePolled,
     GraceBegan,
     HostChecked,
     LeavingBegan,
@@ -28,8 +30,9 @@ from firstfault_torch.protocol.notices import (
     OutcomeSet,
     PassOn,
     PeerLost,
+    PollFatalFailure,
     RestartRefused,
-    RoundEnded,
+    RoundLeft,
     RoundNotices,
     RoundOutcome,
 )
@@ -37,7 +40,6 @@ from lab.simulated_jobs.process import Process, Values
 from lab.simulated_jobs.store import Connection
 
 _STORE_S = float(time_limits.STORE_TIMEOUT_SECONDS)
-_FOREVER_S = 1e6
 _LOCAL_S = 0.001
 """For a host that answers at once, or refuses."""
 
@@ -112,7 +114,7 @@ class Broadcast:
 
     def end(self) -> None:
         """Stop listening: the next round begins."""
-        self._feed(RoundEnded())
+        self._feed(RoundLeft())
 
     def find_fatal_failure(self, answer: Callable[[FailureNotice | None], None]) -> None:
         """Look for another node's fatal failure in the store."""
@@ -198,12 +200,10 @@ class Broadcast:
     # --- the listener -------------------------------------------------------------------------
 
     def _listen(self, event: NoticeEvent) -> None:
-        # whichever connection has just answered, or is free
-        connection = self.waiting if isinstance(event, OutcomeSet) else self.using
         for instruction in self._handle(event):
-            self._carry_out_listening(instruction, connection)
+            self._carry_out_listening(instruction)
 
-    def _carry_out_listening(self, instruction: NoticeInstruction, store: Connection) -> None:
+    def _carry_out_listening(self, instruction: NoticeInstruction) -> None:
         process = self._process
         server = process.machines.server
         seconds = _STORE_S if server.is_silent else _LOCAL_S
@@ -214,20 +214,17 @@ class Broadcast:
                 self.using, self.waiting = process.connect(), process.connect()
                 self._listen(Connected())
             case AwaitOutcome():
-                self.waiting.wait(OUTCOME_KEY, lambda value: process.do(lambda: self._take(value)))
+                answer = partial(self._take, OutcomeSet)
+                self.waiting.wait(OUTCOME_KEY, lambda value: process.do(lambda: answer(value)))
             case CheckHost():
                 is_listening = not (server.is_dead or server.is_silent)
                 process.after(seconds, lambda: self._listen(HostChecked(is_listening)))
-            case AskStore(number, operations):
-
-                def take(values: Values | None) -> None:
-                    known = values is not None
-                    self._listen(Answered(number, values or ()) if known else Unanswered(number))
-
-                process.ask(store, operations, _FOREVER_S, take)
+            case PollFatalFailure():
+                answer = partial(self._take, FatalFailurePolled)
+                self.using.ask(Read(FATAL_KEY), lambda value: process.do(lambda: answer(value)))
             case _:
                 self._carry_out(instruction)
 
-    def _take(self, value: bytes | None) -> None:
+    def _take(self, event: Callable[[bytes], NoticeEvent], value: bytes | None) -> None:
         broke = ConnectionBroke("the connection was reset")
-        self._listen(broke if value is None else OutcomeSet(value))
+        self._listen(broke if value is None else event(value))

@@ -30,6 +30,7 @@ from firstfault_torch.protocol.notices import (
     Connected,
     ConnectionBroke,
     FailureNotice,
+    FatalFailurePolled,
     GraceBegan,
     HostChecked,
     LeavingBegan,
@@ -45,8 +46,9 @@ from firstfault_torch.protocol.notices import (
     OutcomeSet,
     PassOn,
     PeerLost,
+    PollFatalFailure,
     RestartRefused,
-    RoundEnded,
+    RoundLeft,
     RoundNotices,
     RoundOutcome,
     parse_notice,
@@ -136,14 +138,14 @@ def test_a_listener_connects_and_waits() -> None:
     ],
     ids=["fatal", "vote", "restart"],
 )
-def test_a_failure_is_confirmed_and_then_passed_on(
+def test_a_failure_is_passed_on_and_confirmed(
     failure: FailureNotice, ack: Append, phase: NoticePhase
 ) -> None:
     """In the election for which the agents will report; after a restart it polls."""
     node = Node().listen()
-    *asked, last = node.take(OutcomeSet(failure.pack()))
+    first, *asked = node.take(OutcomeSet(failure.pack()))
     assert find_operations(asked) == [ack]
-    assert last == PassOn(RoundOutcome(failure))
+    assert first == PassOn(RoundOutcome(failure))
     assert node.phase is phase
 
 
@@ -209,14 +211,13 @@ def test_after_a_restart_a_fatal_failure_is_looked_for() -> None:
     """A third node may fail for good while two nodes vote."""
     node = Node().listen(OutcomeSet(VOTE.pack()))
     for _ in range(2):
-        (polled,) = node.pass_time()
-        assert find_operations([polled]) == [Read(FATAL_KEY)]
-        assert node.answer(polled, b"") == []
-    (polled,) = node.pass_time()
+        assert node.pass_time() == [PollFatalFailure()]
+        assert node.take(FatalFailurePolled(b"")) == []
+    node.pass_time()
     third = replace(FATAL, group_rank=2)
-    *asked, last = node.answer(polled, third.pack())
+    first, *asked = node.take(FatalFailurePolled(third.pack()))
     assert find_operations(asked) == [VERDICT_ACK]
-    assert last == PassOn(RoundOutcome(third))
+    assert first == PassOn(RoundOutcome(third))
     assert node.phase is NoticePhase.ENDED
 
 
@@ -226,9 +227,9 @@ def test_an_outcome_that_is_overdue_is_read() -> None:
     looking = node.ask(OutcomeOverdue())
     assert looking.operations == (Read(OUTCOME_KEY),)
     assert node.answer(looking, b"") == []
-    *asked, last = node.answer(node.ask(OutcomeOverdue()), FATAL.pack())
+    first, *asked = node.answer(node.ask(OutcomeOverdue()), FATAL.pack())
     assert find_operations(asked) == [VERDICT_ACK]
-    assert last == PassOn(RoundOutcome(FATAL))
+    assert first == PassOn(RoundOutcome(FATAL))
     assert node.take(OutcomeOverdue()) == []
     assert node.take(OutcomeSet(FATAL.pack())) == []
 
@@ -282,7 +283,6 @@ def test_a_fatal_failure_is_stored_where_a_restart_cannot_hide_it() -> None:
     assert Node().listen().ask(NodeFailed(OWN)).operations == (
         Swap(FATAL_KEY, b"", value),
         SetOnce(OUTCOME_KEY, value),
-        VERDICT_ACK,
     )
 
 
@@ -319,7 +319,7 @@ def test_what_else_is_sent(event: NoticeEvent, operation: Operation) -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [NodeFailed(OWN), PeerLost(2), LeavingBegan(), GraceBegan(30.0), RoundEnded()],
+    [NodeFailed(OWN), PeerLost(2), LeavingBegan(), GraceBegan(30.0), RoundLeft()],
     ids=lambda event: type(event).__name__,
 )
 def test_what_the_store_has_not_confirmed_is_sent_once_more(event: NoticeEvent) -> None:
@@ -335,17 +335,20 @@ def test_what_the_store_has_not_confirmed_is_sent_once_more(event: NoticeEvent) 
 def test_a_confirmation_without_an_answer_is_sent_once_more() -> None:
     """The peers wait only for the reports of agents that have confirmed the failure."""
     node = Node().listen()
-    (ack, _) = node.take(OutcomeSet(FATAL.pack()))
+    (_, ack) = node.take(OutcomeSet(FATAL.pack()))
     assert isinstance(ack, AskStore)
     assert node.ask(Unanswered(ack.request)).operations == (VERDICT_ACK,)
 
 
-def test_a_failure_that_the_store_never_took_is_confirmed_when_it_comes() -> None:
-    """The store's host was frozen; another node's failure is its first."""
+def test_a_confirmation_that_the_store_never_took_is_sent_when_it_answers() -> None:
+    """The store's host was frozen after it had sent the outcome."""
     node = Node().listen()
-    again = node.ask(Unanswered(node.ask(NodeFailed(OWN)).request))
+    (_, ack) = node.take(OutcomeSet(VOTE.pack()))
+    assert isinstance(ack, AskStore)
+    again = node.ask(Unanswered(ack.request))
     node.take(Unanswered(again.request))
-    assert find_operations(node.take(OutcomeSet(FATAL.pack()))) == [VERDICT_ACK]
+    found = node.answer(node.ask(NodeFailed(replace(VOTE, group_rank=0))), VOTE.pack())
+    assert find_operations(found) == [RESTART_ACK]
 
 
 # --- rule 4: the answer is the outcome ------------------------------------------------------------
@@ -355,9 +358,9 @@ def test_the_answer_to_a_notice_is_the_outcome_that_counts() -> None:
     """Another node was faster. The waiting connection may be silent, or say the same later."""
     node = Node().listen()
     request = node.ask(NodeFailed(replace(OWN, fatal=False, asks=True)))
-    assert node.answer(request, VOTE.pack(), b"") == [PassOn(RoundOutcome(VOTE))]
+    assert node.answer(request, VOTE.pack()) == [PassOn(RoundOutcome(VOTE))]
     assert node.notices.may_elect(on_restart=True)
-    assert node.take(OutcomeSet(VOTE.pack())) == []
+    assert find_operations(node.take(OutcomeSet(VOTE.pack()))) == [RESTART_ACK]
     assert node.phase is NoticePhase.POLLING
 
 
@@ -366,17 +369,20 @@ def test_the_answer_to_a_fatal_notice_is_the_first_fatal_failure() -> None:
     node = Node().listen(OutcomeSet(VOTE.pack()))
     third = replace(FATAL, group_rank=2)
     request = node.ask(NodeFailed(OWN))
-    assert node.answer(request, third.pack(), VOTE.pack(), b"") == [PassOn(RoundOutcome(third))]
+    first, *asked = node.answer(request, third.pack(), VOTE.pack())
+    assert first == PassOn(RoundOutcome(third))
+    assert find_operations(asked) == [VERDICT_ACK]
     assert node.phase is NoticePhase.ENDED
 
 
-def test_a_restart_that_counts_instead_of_a_fatal_failure_is_confirmed() -> None:
-    """The agents report for the vote until they know of the fatal one."""
+def test_an_answer_on_a_new_connection_is_confirmed() -> None:
+    """The waiting connection may be as silent as the one that didn't answer."""
     node = Node().listen()
-    request = node.ask(NodeFailed(OWN))
-    found = node.answer(request, OWN.pack(), VOTE.pack(), b"")
-    assert find_operations(found) == [RESTART_ACK]
-    assert node.outcome == RoundOutcome(OWN)
+    again = node.ask(Unanswered(node.ask(NodeFailed(OWN)).request))
+    first, *asked = node.answer(again, FATAL.pack(), FATAL.pack())
+    assert first == PassOn(RoundOutcome(FATAL))
+    assert find_operations(asked) == [VERDICT_ACK]
+    assert node.take(OutcomeSet(FATAL.pack())) == []
 
 
 def test_a_failure_from_the_roster_alone_leads_to_no_election() -> None:
@@ -414,18 +420,17 @@ def test_a_host_that_does_not_listen_is_lost(looks: int) -> None:
     assert not node.notices.needs_fatal_failure
 
 
-def test_a_poll_without_an_answer_leads_to_new_connections_and_on_to_polling() -> None:
+def test_a_broken_poll_leads_to_new_connections_and_on_to_polling() -> None:
     """The connection broke while the agents vote."""
     node = Node().listen(OutcomeSet(VOTE.pack()))
-    (polled,) = node.pass_time()
-    assert isinstance(polled, AskStore)
-    assert node.take(Unanswered(polled.request)) == [CheckHost()]
+    node.pass_time()
+    assert node.take(ConnectionBroke("reset")) == [CheckHost()]
     node.take(HostChecked(is_listening=True))
     node.pass_time()
     assert node.take(HostChecked(is_listening=True)) == [Connect()]
     assert node.take(Connected()) == []
     assert node.phase is NoticePhase.POLLING
-    assert find_operations(node.pass_time()) == [Read(FATAL_KEY)]
+    assert node.pass_time() == [PollFatalFailure()]
 
 
 # --- rule 6: a lost store -------------------------------------------------------------------------
@@ -434,16 +439,15 @@ def test_a_poll_without_an_answer_leads_to_new_connections_and_on_to_polling() -
 def lose_store_while_polling(kind: type[RoundNotices]) -> RoundNotices:
     """Return the notices of an agent whose store is lost after a failure with restarts left."""
     node = Node(kind).listen(OutcomeSet(VOTE.pack()))
-    (polled,) = node.pass_time()
-    assert isinstance(polled, AskStore)
-    node.take(Unanswered(polled.request), HostChecked(is_listening=False))
+    node.pass_time()
+    node.take(ConnectionBroke("reset"), HostChecked(is_listening=False))
     return node.notices
 
 
 def test_a_known_failure_stays_known_when_the_store_is_lost() -> None:
     """The record of the restart names it; the agents can't vote."""
     notices = lose_store_while_polling(RoundNotices)
-    assert notices.outcome == RoundOutcome(VOTE, lost="it doesn't answer")
+    assert notices.outcome == RoundOutcome(VOTE, lost="reset")
     assert (notices.restart_request, notices.first_failure) == (VOTE, VOTE)
     assert not notices.may_elect(on_restart=True)
     assert lose_store_while_polling(FormerNotices).restart_request is None
@@ -461,7 +465,7 @@ def test_a_store_that_answers_is_not_lost() -> None:
     """Its host was out of reach for a moment."""
     node = Node().listen(ConnectionBroke("reset"), HostChecked(is_listening=False))
     again = node.ask(Unanswered(node.ask(NodeFailed(OWN)).request))
-    node.answer(again, OWN.pack(), FATAL.pack(), b"")
+    node.answer(again, OWN.pack(), FATAL.pack())
     assert node.outcome == RoundOutcome(FATAL)
     assert node.notices.may_elect()
 
@@ -473,9 +477,9 @@ def test_a_refused_restart_is_a_fatal_failure() -> None:
     """The agents have voted; they elect the leader that concludes."""
     node = Node().listen(OutcomeSet(VOTE.pack()))
     refused = RoundOutcome(replace(VOTE, fatal=True, asks=False))
-    *asked, last = node.take(RestartRefused(VOTE))
+    first, *asked = node.take(RestartRefused(VOTE))
     assert find_operations(asked) == [VERDICT_ACK]
-    assert last == PassOn(refused)
+    assert first == PassOn(refused)
     assert node.outcome == refused
     assert node.phase is NoticePhase.ENDED
     assert node.take(RestartRefused(VOTE)) == []
@@ -492,7 +496,7 @@ def test_a_fatal_failure_that_was_faster_than_a_refusal_counts() -> None:
 def test_the_end_of_a_round_sets_its_outcome() -> None:
     """So that the listener ends: it waits in the store, and the next round may fork."""
     node = Node().listen()
-    request = node.ask(RoundEnded())
+    request = node.ask(RoundLeft())
     (operation,) = request.operations
     assert isinstance(operation, SetOnce)
     assert operation.key == OUTCOME_KEY
@@ -504,7 +508,7 @@ def test_the_end_of_a_round_sets_its_outcome() -> None:
     assert node.notices.first_failure is None
 
 
-@pytest.mark.parametrize("event", [RoundEnded(), ListeningEnded()])
+@pytest.mark.parametrize("event", [RoundLeft(), ListeningEnded()])
 def test_a_listener_that_polls_ends_with_the_round(event: NoticeEvent) -> None:
     """Its node is on its way into the next round, or ends."""
     node = Node().listen(OutcomeSet(VOTE.pack()))
@@ -530,6 +534,8 @@ EVENTS: tuple[NoticeEvent, ...] = (
     OutcomeSet(FINISHED),
     HostChecked(is_listening=True),
     HostChecked(is_listening=False),
+    FatalFailurePolled(b""),
+    FatalFailurePolled(FATAL.pack()),
     NodeFailed(OWN),
     NoticeFound(FATAL),
     RestartRefused(VOTE),
@@ -537,7 +543,7 @@ EVENTS: tuple[NoticeEvent, ...] = (
     PeerLost(1),
     LeavingBegan(),
     GraceBegan(30.0),
-    RoundEnded(),
+    RoundLeft(),
     ListeningEnded(),
     Answered(99, (b"",)),
     Unanswered(99),

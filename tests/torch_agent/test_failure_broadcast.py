@@ -104,8 +104,7 @@ def test_a_failure_is_sent(sender: int, store: RoundStore, node: Callable[..., N
     assert late.watch.failure == failure
     assert all(one.watch.connections() is not None for one in nodes)
     assert all(one.failures == [failure] for one in nodes), "each calls back once"
-    acknowledged = sorted(store.get("firstfault/heard").split())
-    assert acknowledged == [b"0", b"1", b"2", b"3"]
+    wait_until(lambda: sorted(store.get("firstfault/heard").split()) == [b"0", b"1", b"2", b"3"])
 
 
 def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None:

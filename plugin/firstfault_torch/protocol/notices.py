@@ -145,7 +145,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBroke:
-    """The connections can't be opened, or the one that waits for the outcome broke."""
+    """The connections can't be opened, or the one that waits or polls broke."""
 
     why: str
 
@@ -162,6 +162,13 @@ class HostChecked:
     """The answer to `CheckHost`."""
 
     is_listening: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FatalFailurePolled:
+    """The answer to `PollFatalFailure`: the value of `FATAL_KEY`, empty if it isn't set."""
+
+    value: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +217,7 @@ class GraceBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundEnded:
+class RoundLeft:
     """The round is over for this node: it is about to return to torch."""
 
 
@@ -225,6 +232,7 @@ NoticeEvent: TypeAlias = (
     | ConnectionBroke
     | OutcomeSet
     | HostChecked
+    | FatalFailurePolled
     | NodeFailed
     | NoticeFound
     | RestartRefused
@@ -232,7 +240,7 @@ NoticeEvent: TypeAlias = (
     | PeerLost
     | LeavingBegan
     | GraceBegan
-    | RoundEnded
+    | RoundLeft
     | ListeningEnded
     | Answered
     | Unanswered
@@ -263,6 +271,11 @@ class CheckHost:
 
 
 @dataclass(frozen=True, slots=True)
+class PollFatalFailure:
+    """Read `FATAL_KEY`; answer with `FatalFailurePolled` or `ConnectionBroke`."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskAgain:
     """Carry out operations on a new connection, which replaces the one in use if it answers; answer
     with the request's number. Nobody waits for it.
@@ -280,7 +293,9 @@ class PassOn:
     outcome: RoundOutcome
 
 
-NoticeInstruction: TypeAlias = Connect | AwaitOutcome | CheckHost | AskStore | AskAgain | PassOn
+NoticeInstruction: TypeAlias = (
+    Connect | AwaitOutcome | CheckHost | PollFatalFailure | AskStore | AskAgain | PassOn
+)
 
 
 # --- the machine ------------------------------------------------------------------------------
@@ -351,8 +366,6 @@ class RoundNotices:
         self._why_broken = ""
         self._is_second_check = False
         self._request = 0
-        self._poll = 0
-        """The number of the outstanding look for a fatal failure."""
         self._look = 0
         """The number of the outstanding look for an overdue outcome."""
         self._outstanding: dict[int, _Sent] = {}
@@ -446,7 +459,11 @@ class RoundNotices:
             case TimePassed() if phase is NoticePhase.PAUSING:
                 return self._check_host()
             case TimePassed() if phase is NoticePhase.POLLING:
-                return self._look_for_fatal_failure()
+                self._enter(NoticePhase.ASKING)
+                return [PollFatalFailure()]
+            case FatalFailurePolled(value) if phase is NoticePhase.ASKING:
+                self._await_fatal_failure(now)
+                return self._learn_from_store(value, now) if value else []
             case NodeFailed(notice):
                 return self._send(notice)
             case NoticeFound(notice):
@@ -465,8 +482,8 @@ class RoundNotices:
             case GraceBegan(seconds):
                 grace = Swap(GRACE_KEY, b"", str(seconds).encode())
                 return self._ask(_Sent((grace,), f"{_INFORMING} of a signal"))
-            case RoundEnded():
-                return self._end_round()
+            case RoundLeft():
+                return self._leave_round()
             case ListeningEnded():
                 return self._stop_listening()
             case Answered(request, values):
@@ -505,11 +522,6 @@ class RoundNotices:
             self._enter(NoticePhase.ENDED)
         else:
             self._enter(NoticePhase.POLLING, now + self._limits.poll)
-
-    def _look_for_fatal_failure(self) -> list[NoticeInstruction]:
-        self._enter(NoticePhase.ASKING)
-        self._poll = self._number()
-        return [AskStore(self._poll, (Read(FATAL_KEY),), "looking for a fatal failure")]
 
     def _take_broken_connection(self, why: str) -> list[NoticeInstruction]:
         if self.phase is NoticePhase.ENDED:
@@ -561,12 +573,14 @@ class RoundNotices:
 
     def _learn_from_store(self, value: bytes, now: float) -> list[NoticeInstruction]:
         """Accept an outcome, and confirm its failure: the agent is alive, and will report."""
+        return [*self._accept_from_store(value, now), *self._acknowledge()]
+
+    def _accept_from_store(self, value: bytes, now: float) -> list[NoticeInstruction]:
         self._has_store_answered = True
         if self.outcome is not None:
             self.outcome = replace(self.outcome, lost="")
         failure = parse_notice(value)
-        learned = self._learn(RoundOutcome(failure, finished=failure is None), now)
-        return [*self._acknowledge(), *learned]
+        return self._learn(RoundOutcome(failure, finished=failure is None), now)
 
     def _acknowledge(self) -> list[NoticeInstruction]:
         failure = self.received_failure
@@ -585,7 +599,7 @@ class RoundNotices:
             return []
         known = self.outcome or RoundOutcome()
         self.outcome = replace(known, failure=replace(notice, fatal=True, asks=False))
-        return [*(() if self.is_lost else self._acknowledge()), *self._pass_on()]
+        return [*self._pass_on(), *(() if self.is_lost else self._acknowledge())]
 
     # --- what this agent sends ----------------------------------------------------------------
 
@@ -596,12 +610,10 @@ class RoundNotices:
         self._sent = notice
         value = notice.pack()
         fatal = (Swap(FATAL_KEY, b"", value),) if notice.fatal else ()
-        key = _get_acks_key(notice)
-        self._acknowledged.add(key)
-        operations = (*fatal, SetOnce(OUTCOME_KEY, value), Append(key, b"%d " % self._own))
+        operations = (*fatal, SetOnce(OUTCOME_KEY, value))
         return self._ask(_Sent(operations, _INFORMING, is_notice=True))
 
-    def _end_round(self) -> list[NoticeInstruction]:
+    def _leave_round(self) -> list[NoticeInstruction]:
         """End the wait for the outcome by setting it, unless it is set."""
         self._stop_listening()
         if self.phase is NoticePhase.ENDED or self._sent is not None:
@@ -626,22 +638,22 @@ class RoundNotices:
     def _take_answer(
         self, request: int, values: tuple[bytes, ...], now: float
     ) -> list[NoticeInstruction]:
-        if request == self._poll and self.phase is NoticePhase.ASKING:
-            self._await_fatal_failure(now)
-            return self._learn_from_store(values[0], now) if values[0] else []
         if request == self._look:
             return self._learn_from_store(values[0], now) if values[0] else []
         sent = self._outstanding.pop(request, None)
         if sent is None or not sent.is_notice:
             return []
         # the outcome, and before it, of a fatal failure, the first fatal one
-        fatal, outcome = values[:-2], values[-2]
-        learned = self._learn_from_store(outcome, now)
-        return learned + (self._learn_from_store(fatal[0], now) if fatal else [])
+        *fatal, outcome = values
+        learned = self._accept_from_store(outcome, now)
+        for value in fatal:
+            learned += self._accept_from_store(value, now)
+        # The listener is about to hear the same, and confirms it: this node's workers wait for the
+        # end of this call. But its connection may be as silent as the one that didn't answer.
+        is_listener_first = self.phase is NoticePhase.WAITING and not sent.is_repeated
+        return learned if is_listener_first else [*learned, *self._acknowledge()]
 
     def _take_silence(self, request: int) -> list[NoticeInstruction]:
-        if request == self._poll and self.phase is NoticePhase.ASKING:
-            return self._take_broken_connection("it doesn't answer")
         sent = self._outstanding.pop(request, None)
         if sent is None:
             return []

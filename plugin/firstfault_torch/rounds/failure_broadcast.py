@@ -33,6 +33,7 @@ from firstfault_torch.protocol.notices import (
     Connected,
     ConnectionBroke,
     FailureNotice,
+    FatalFailurePolled,
     GraceBegan,
     HostChecked,
     LeavingBegan,
@@ -47,8 +48,9 @@ from firstfault_torch.protocol.notices import (
     OutcomeSet,
     PassOn,
     PeerLost,
+    PollFatalFailure,
     RestartRefused,
-    RoundEnded,
+    RoundLeft,
     RoundNotices,
     RoundOutcome,
     build_notice_limits,
@@ -133,12 +135,8 @@ class FailureBroadcast:
 
     def find_fatal_failure(self) -> FailureNotice | None:
         """Read another node's fatal failure from the store, after the round has ended."""
-
-        def read(store: Any) -> bytes:
-            return bytes(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else b""
-
-        needs_store = self._notices.needs_fatal_failure
-        found = self._ask_within_limit(read, "asking which node failed") if needs_store else None
+        doing, needs_store = "asking which node failed", self._notices.needs_fatal_failure
+        found = self._ask_within_limit(_read_fatal_failure, doing) if needs_store else None
         return self._notices.find_fatal_failure(found or b"")
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
@@ -208,7 +206,7 @@ class FailureBroadcast:
         if not self.thread.is_alive():
             return
         with suppress_internal_errors("ending the wait for the round's outcome"):
-            self._ask_all(self._handle(RoundEnded()))
+            self._ask_all(self._handle(RoundLeft()))
             self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
     def end_waiting(self) -> None:
@@ -285,12 +283,8 @@ class FailureBroadcast:
         with suppress_internal_errors("waiting for the round's outcome"):
             events: deque[NoticeEvent] = deque([ListeningBegan()])
             while events:
-                event = events.popleft()
-                for instruction in self._handle(event):
-                    # whichever connection has just answered, or is free
-                    is_waiting_free = isinstance(event, OutcomeSet)
-                    store = self._waiting if is_waiting_free else self._connection
-                    answer = self._carry_out_listening(instruction, store)
+                for instruction in self._handle(events.popleft()):
+                    answer = self._carry_out_listening(instruction)
                     events.extend(() if answer is None else (answer,))
                 if not events and self._await_deadline():
                     events.append(TimePassed())
@@ -300,9 +294,7 @@ class FailureBroadcast:
         deadline = self._notices.deadline
         return deadline is not None and not self._ended.wait(max(deadline - time.monotonic(), 0.0))
 
-    def _carry_out_listening(
-        self, instruction: NoticeInstruction, store: Any
-    ) -> NoticeEvent | None:
+    def _carry_out_listening(self, instruction: NoticeInstruction) -> NoticeEvent | None:
         match instruction:
             case Connect():
                 return self._try_to_listen(self._connect)
@@ -310,10 +302,10 @@ class FailureBroadcast:
                 return self._try_to_listen(self._await_outcome)
             case CheckHost():
                 return HostChecked(is_host_listening(self._store))
-            case AskStore():
-                return self._carry_out(instruction, store)
+            case PollFatalFailure():
+                return self._try_to_listen(self._poll_fatal_failure)
             case _:
-                self._post([instruction])
+                self._ask_all([instruction])
                 return None
 
     def _try_to_listen(self, call: Callable[[], NoticeEvent]) -> NoticeEvent:
@@ -329,6 +321,13 @@ class FailureBroadcast:
         self._is_open.set()
         return Connected()
 
+    def _poll_fatal_failure(self) -> FatalFailurePolled:
+        return FatalFailurePolled(_read_fatal_failure(self._connection))
+
     def _await_outcome(self) -> OutcomeSet:
         self._waiting.wait([OUTCOME_KEY], MAX_ROUND_DURATION)
         return OutcomeSet(bytes(self._waiting.get(OUTCOME_KEY)))
+
+
+def _read_fatal_failure(store: Any) -> bytes:
+    return bytes(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else b""
