@@ -312,8 +312,9 @@ class FailureBroadcast:
         try:
             return call()
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            logger.info("lost a connection to the store that the agents share: %s", error)
-            return ConnectionBroke((str(error).splitlines() or [type(error).__name__])[0])
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.info("lost a connection to the store that the agents share: %s", why)
+            return ConnectionBroke(why)
 
     def _connect(self) -> Connected:
         self._connection = connect_to_store(self._store)
