@@ -92,6 +92,33 @@ _NO_LABEL = LazyPattern(r"""(?i)
 | Exception$
 """)
 
+# What a program's logger puts before each of its lines: a time, a level and names, and the rank.
+# torch's own prefix isn't one. Only one space is taken behind it: frames are indented.
+_RANKED_RECORD = LazyPattern(r"""
+(?P<before>
+  (?:[\[(]?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[\])]?[ |,:-]*)?
+  (?:
+    \[?[ ]{0,4}(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)[ ]{0,5}\]?[ :|-]+
+  | \[(?![^\]\n]*[Rr]ank|R\d)[^\]\n]{1,60}\][ :|-]*
+  | (?![Rr]ank|R\d)[\w.]{1,60}(?::|[ ][|:-])[ ]{0,3}
+  ){0,4}
+  (?:(?![Rr]ank|R\d)[\w.]{1,60}[ ](?=[\[(]))?
+)
+(?!\[rank\d{1,6}\]:)
+(?:
+  (?P<open>[\[(])(?P<local>local[ _-]?)?(?:global[ _-]?)?(?:[Rr]ank[ =:_-]{0,2}|(?P<short>R))(?P<rank>\d{1,6})(?:/\d{1,6})?[\])]:?
+| (?P<local2>local[ _-]?)?(?:global[ _-]?)?[Rr]ank=(?P<rank2>\d{1,6})
+| (?:[Rr]ank[ _-]?|(?P<short2>R))(?P<rank3>\d{1,6})(?=:[ ]|[ ][|-][ ])
+)
+(?P<after>
+  (?:[ ]{0,3}[|:-](?=[ ]|$))?
+  (?:[ ]\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)[ ]{0,5}(?:\]:?|:|[ ][|-](?=[ ]|$)))?
+  (?:[ ][\w.<>]{1,80}:[\w.<>]{1,80}:\d{1,6}[ ]?[|:-](?=[ ]|$))?
+)
+(?:[ ]|$)
+""")
+_RECORD_LEVEL = LazyPattern(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+
 _TRACEBACK_KEYS = (
     "exc_info",
     "exception",
@@ -200,10 +227,17 @@ class Prefixes:
     """The year for times without one; 0 if unknown."""
     is_learned: bool = False
     """Whether these are all prefixes of the log."""
+    is_ranked: bool = False
+    """Whether the program's logger puts the rank before each of its lines."""
     inner: Prefixes | None = None
     """The prefixes behind the learned label, which then is a collector's and names no process."""
     learned_names: set[str] = field(default_factory=set)
     """Nodes in learned labels: the lines that were read don't show what they are."""
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a logger puts the rank before its lines, perhaps behind a collector's label."""
+        return self.is_ranked or (self.inner is not None and self.inner.is_ranked)
 
     def parse(self, number: int, line: str, inherited: Label) -> Iterable[LogRecord]:
         """Return a line without its prefixes; a line of JSON may have several lines.
@@ -221,7 +255,14 @@ class Prefixes:
     def _parse(self, number: int, line: str, inherited: Label) -> Iterator[LogRecord]:
         label, text, time_ns, by_torch = inherited, line, None, False
         is_labeled = self.learned_form is None
+        is_ranked = False
         for _ in range(8):
+            if self.is_ranked and not is_ranked and (record := _RANKED_RECORD.match(text)):
+                is_ranked = True
+                time_ns = time_ns or parse_time_ns(text)
+                label = _apply_rank(label, record)
+                text = _keep_level(record, text[record.end() :])
+                break
             # before times, because syslog's and Horovod's prefixes begin with one
             if (
                 text[:1] in "[("
@@ -261,7 +302,7 @@ class Prefixes:
                 text = text[label_match.end() :]
                 continue
             break
-        if self.is_learned and not by_torch and "[rank" in text[:_PREFIX_CHARACTERS_READ]:
+        if self.is_learned and not by_torch and not is_ranked and "[rank" in text[:_PREFIX_CHARACTERS_READ]:
             label, text, by_torch = _find_torch_prefix(label, text)
         time_ns = time_ns or self._glogs(text)
         if fields := parse_object(text):
@@ -344,6 +385,8 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     stamped = any(_is_stamped(line_start) for line_start in of_frames)
     if not of_frames and texts:
         stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL_SHARE * len(texts)
+    if _are_ranked(texts):
+        return Prefixes(stamped=stamped, year=year, is_learned=True, is_ranked=True)
     known_prefixes = Prefixes(stamped=stamped, year=year)
     bare = [record.text for line in texts for record in known_prefixes.parse(0, line, Label())]
     rests = [
@@ -363,6 +406,56 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     return replace(
         known_prefixes, is_learned=True, learned_form=_skeleton([_outer(text) for text in rests])
     )
+
+
+def _are_ranked(lines: Sequence[str]) -> bool:
+    """Whether the program's logger puts the rank before each of its lines, as most lines that begin
+    a record show, or frames with such a prefix.
+    """
+    starts = [_skip_collector(line) for line in lines]
+    matches = [match for text in starts if (match := _RANKED_RECORD.match(text))]
+    if any(map(_is_short, matches)):
+        # "R3" may be anything: of ranks, all numbers are there
+        numbers = {_get_rank(match) for match in matches}
+        if len(numbers) == 1 or numbers != set(range(len(numbers))):
+            return False
+    frames = sum(
+        match.string[match.end() :].startswith('  File "') and bool(match["before"])
+        for match in matches
+    )
+    # a traceback below a record has no prefix
+    records = sum(bool(text[:1].strip()) for text in starts)
+    enough = max(_MIN_LABELED_LINES, _MIN_LABEL_SHARE * records)
+    return bool(frames) or len(matches) >= enough
+
+
+def _skip_collector(line: str) -> str:
+    """Return a line without what a launcher or a collector put before it."""
+    prefix = launchers.TABLE.prefix.match(line)
+    if prefix is None or "rank" in prefix[0].lower():
+        return line
+    return line[prefix.end() :]
+
+
+def _is_short(record: re.Match[str]) -> bool:
+    return bool(record["short"] or record["short2"])
+
+
+def _get_rank(record: re.Match[str]) -> int:
+    return int(record["rank"] or record["rank2"] or record["rank3"])
+
+
+def _apply_rank(label: Label, record: re.Match[str]) -> Label:
+    rank = _get_rank(record)
+    if record["local"] or record["local2"]:
+        return label._replace(local_rank=rank)
+    return label._replace(rank=rank)
+
+
+def _keep_level(record: re.Match[str], text: str) -> str:
+    """Return the text of a record below the level of an error, which shows that it is one."""
+    level = _RECORD_LEVEL.search(record["before"]) or _RECORD_LEVEL.search(record["after"])
+    return text if level is None else f"{level[0]}: {text}"
 
 
 # torch's own prefix, anywhere in a line.

@@ -117,6 +117,7 @@ class RecordReader:
         is_last: bool,
     ) -> Generator[LogRecord, None, Iterator[NumberedLine]]:
         """Yield records up to the next shell command; return that command and all lines below."""
+        logged = LoggedTracebacks() if prefixes.has_ranks else None
         for index, (number, line) in enumerate(lines):
             self.line_count += 1
             if not is_last and "$" in line[:100] and SHELL_COMMAND.match(line):
@@ -129,6 +130,8 @@ class RecordReader:
                 self._size.vague_names.add(self._header_labels[file].node)
                 continue
             for record in prefixes.parse(number, line, self._header_labels.get(file, label)):
+                if logged is not None:
+                    record = logged.assign(record)  # noqa: PLW2901
                 yield from map(self._tracebacks.restore, self._broken_lines.join(record))
         yield from map(self._tracebacks.restore, self._broken_lines.flush())
         return iter(())
@@ -167,6 +170,77 @@ def _exception() -> re.Pattern[str]:
     return re.compile(
         r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?:: \S|$)"
     )
+
+
+# The level of an error, as `Prefixes` keeps it before the text of a record.
+_LOGGED_ERROR = LazyPattern(r"(?:ERROR|CRITICAL|FATAL):[ ]")
+
+# Connects tracebacks of chained exceptions.
+_CHAIN = LazyPattern(r"The above exception was the direct cause|During handling of the above")
+
+
+class LoggedTracebacks:
+    """Assigns a traceback without a prefix to the rank that logged an error directly above it.
+
+    A logger writes a record and its traceback at once. If another rank logged an error there as
+    well, the traceback may be of either.
+    """
+
+    def __init__(self) -> None:
+        self._error_labels: set[Label] = set()
+        """Who logged the errors directly above, without another line between."""
+        self._last_number = 0
+        self._label: Label | None = None
+        """Of the traceback that the last line was a part of."""
+        self._is_between = False
+        """Whether the last line was blank, below the line of an exception."""
+        self._has_ended = False
+        """Whether the line of the exception was read."""
+
+    def assign(self, record: LogRecord) -> LogRecord:
+        """Return a record with the label of its traceback, if it is a part of one."""
+        is_next = record.number == self._last_number + 1
+        self._last_number = record.number
+        if record.label.rank is not None or record.label.local_rank is not None:
+            if not is_next:
+                self._error_labels.clear()
+            self._label = None
+            if _LOGGED_ERROR.match(record.text) and TRACEBACK not in record.text:
+                self._error_labels.add(record.label)
+            else:
+                self._error_labels.clear()
+            return record
+        is_header = record.text.startswith(_HEADER)
+        if is_header and is_next and len(self._error_labels) == 1:
+            self._begin(min(self._error_labels))
+        elif self._label is not None and self._ends(record.text, is_header=is_header):
+            self._label = None
+        self._error_labels.clear()
+        if self._label is None:
+            return record
+        return record._replace(
+            label=record.label._replace(
+                rank=self._label.rank, local_rank=self._label.local_rank
+            )
+        )
+
+    def _begin(self, label: Label) -> None:
+        self._label = label
+        self._is_between = self._has_ended = False
+
+    def _ends(self, text: str, *, is_header: bool) -> bool:
+        """Whether a line is below the traceback."""
+        if not text.strip():
+            self._is_between = self._has_ended
+            return False
+        if _CHAIN.match(text):
+            self._is_between = self._has_ended = False
+            return False
+        if self._is_between or (is_header and self._has_ended):
+            return True
+        # behind the words between chained exceptions, a header begins the next one
+        self._has_ended = self._has_ended or not (text[:1].isspace() or is_header)
+        return False
 
 
 class BrokenLines:
@@ -246,6 +320,9 @@ def _glog_prefix() -> re.Pattern[str]:
     return re.compile(r"[EF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} +\d{1,20} [\w./<>-]{1,200}:\d{1,7}\] ")
 
 
+# The level that a logger puts before each line of a traceback.
+_LEVEL_PREFIX = LazyPattern(r"\[?(?:ERROR|CRITICAL|FATAL)\]?:?[ ](?=Traceback )")
+
 # A line of a traceback that isn't indented.
 _UNINDENTED_LINE = LazyPattern(r"[\w.]*[A-Z]\w*(?::|$)|Traceback[ ]|The[ ]above|During[ ]handling")
 
@@ -259,6 +336,8 @@ class TracebackLines:
         self._cuts_prefixes = cuts_prefixes
         self._prefixes: dict[Label, str] = {}
         """Prefix of the last traceback by label. All lines of one record have the same time."""
+        self._levels: dict[Label, str] = {}
+        """Levels before each line of a traceback that hasn't ended, by label."""
         self._labels_in_frame: set[Label] = set()
 
     def restore(self, record: LogRecord) -> LogRecord:
@@ -270,6 +349,15 @@ class TracebackLines:
     def _cut_prefix(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""
         prefix = self._prefixes.get(label)
+        if TRACEBACK in text and (level := _LEVEL_PREFIX.match(text)):
+            if len(self._levels) < _MAX_LABELS:
+                self._levels[label] = level[0]
+            return text
+        if (level_text := self._levels.get(label)) is not None:
+            line = text.removeprefix(level_text)
+            if line == text or (line[:1].strip() and TRACEBACK not in line):
+                del self._levels[label]  # the exception's line ends it
+            return line
         if TRACEBACK in text and (glog_prefix := _glog_prefix().match(text)):
             if text != f"{prefix}{_HEADER}" and len(self._prefixes) < _MAX_LABELS:
                 self._prefixes[label] = glog_prefix[0]
