@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.causes.cluster_reports import (
     mark_ray_actors,
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 _MAX_LINES_OF_FAILURE = 40
 """Lines of a message in which a failure is reported."""
+
+_MAX_LINES_TO_TRACEBACK = 10
+"""From a logged error to the traceback that it announces, with records of other ranks between."""
 
 # torch.multiprocessing.spawn's report of an exception.
 _SPAWN_PROCESS_ERROR = LazyPattern(
@@ -282,6 +287,9 @@ class Assignment:
                 (other.stream.file, *other.lines) for other in (*repeated[:1], *repeated[-1:])
             }
             self.processes.all.append(process)
+            for other in self.processes.all:
+                if _announces(other, traceback):
+                    other.own_error = ""
 
     def _has_continued(self, tracebacks: Sequence[Traceback]) -> bool:
         """Whether the job continued after these tracebacks,
@@ -298,6 +306,24 @@ class Assignment:
         return any(
             stream.progress is not None and stream.progress.number > last for stream in streams
         )
+
+
+def _announces(process: Process, traceback: Traceback) -> bool:
+    """Whether the logger of a process printed an error without a cause just above a traceback that
+    may be of another process: of the two, the traceback has the cause.
+    """
+    if not process.own_error or not any(stream.label.by_logger for stream in process.streams):
+        return False
+    distances = [
+        traceback.lines[0] - last
+        for file, _, last in process.lines
+        if file == traceback.stream.file
+    ]
+    return (
+        bool(distances)
+        and all(0 < distance <= _MAX_LINES_TO_TRACEBACK for distance in distances)
+        and classify(process.own_error).role is not Role.PRIMARY
+    )
 
 
 def _drop_lines_below_failure(lines: list[LogRecord]) -> list[LogRecord]:

@@ -191,7 +191,8 @@ def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
         return
     successes: dict[str, int] = {}
     for stream in attempt.streams.values():
-        for record in stream.tail if not stream.label.is_process else ():
+        is_of_one = stream.label.is_process and not stream.label.by_logger
+        for record in stream.tail if not is_of_one else ():
             if is_success_report(record.text):
                 successes[stream.file] = max(successes.get(stream.file, 0), record.number)
     for process in processes.all:

@@ -73,6 +73,129 @@ def test_the_headline_names_who_waited_or_failed(
     assert case.get("why", "") in json.dumps(verdict)
 
 
+_RECORD_PREFIXES = [
+    "2031-05-06 07:08:0{second} {level} [rank {rank}] ",
+    "2031-05-06 07:08:0{second} [{level}] [Rank {rank}] ",
+    "2031-05-06 07:08:0{second} {level} rank={rank} ",
+    "2031-05-06 07:08:0{second} {level} (rank {rank}) ",
+    "2031-05-06 07:08:0{second} {level} R{rank}: ",
+    "2031-05-06 07:08:0{second}.123 | {level:<8} | rank={rank} | __main__:main:44 - ",
+    "2031-05-06 07:08:0{second},123 - {level} - [rank {rank}] - ",
+    "2031-05-06 07:08:0{second},123 {level} trainer [rank:{rank}] ",
+    "[2031-05-06 07:08:0{second}] [rank{rank}] {level}: ",
+    "2031-05-06 07:08:0{second} [{level:<8}] [rank{rank}] ",
+    "[Rank {rank}] {level}: ",
+    "{level}:root:[rank {rank}/4] ",
+]
+_FRAMES = """Traceback (most recent call last):
+  File "/job/train.py", line 44, in main
+    step(batch)
+  File "/job/train.py", line 31, in step
+    loss = model(batch["labels"])
+KeyError: 'labels'
+"""
+
+
+def _write_records(prefix: str, first: int, last: int) -> str:
+    """Return the steps of four ranks as their loggers print them."""
+    return "".join(
+        prefix.format(second=step, level="INFO", rank=rank) + f"step {step} loss 2.{step}\n"
+        for step in range(first, last)
+        for rank in range(4)
+    )
+
+
+def _prefix_lines(prefix: str, text: str) -> str:
+    """Return lines with the prefix of an error of rank 2."""
+    before = prefix.format(second=7, level="ERROR", rank=2)
+    return "".join(f"{before}{line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize("prefix", _RECORD_PREFIXES)
+@pytest.mark.parametrize("is_whole", [True, False], ids=["every line", "first line"])
+def test_a_logger_with_a_rank_names_the_rank_of_a_traceback(
+    show: Callable[[str], dict[str, Any]], prefix: str, is_whole: bool
+) -> None:
+    """The rank in a logger's records is the traceback's: of each line, or of the record above."""
+    traceback = _prefix_lines(prefix, _FRAMES) if is_whole else _FRAMES
+    announced = _prefix_lines(prefix, "training failed")
+    verdict = show(f"{_write_records(prefix, 0, 6)}{announced}{traceback}")["verdict"]
+    assert (verdict["headline"], verdict["ranks"]) == ("KeyError, rank 2: 'labels'", [2])
+
+
+def test_chained_exceptions_below_a_record_are_of_its_rank(
+    show: Callable[[str], dict[str, Any]],
+) -> None:
+    """All tracebacks of chained exceptions are of the rank that logged them."""
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    last = _FRAMES.replace("KeyError: 'labels'", "ValueError: no labels in shard 9")
+    log = f"{_write_records(_BRACKETS, 0, 6)}{_ANNOUNCED}{_FRAMES}{chain}{last}"
+    verdict = show(log)["verdict"]
+    assert verdict["ranks"] == [2]
+    assert "no labels in shard 9" in json.dumps(verdict)
+    # without the words between, the second traceback may be of any rank
+    log = f"{_write_records(_BRACKETS, 0, 6)}{_ANNOUNCED}{_FRAMES}\n{last}"
+    assert show(log)["verdict"]["headline"] == "KeyError, rank 2: 'labels'"
+
+
+_BRACKETS = _RECORD_PREFIXES[0]
+_ANNOUNCED = _prefix_lines(_BRACKETS, "training failed")
+_OF_RANK_1 = _BRACKETS.format(second=7, level="{}", rank=1)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"{_ANNOUNCED}{_OF_RANK_1.format('INFO')}step 6 loss 2.1\n{_FRAMES}",
+        f"{_OF_RANK_1.format('ERROR')}training failed\n{_ANNOUNCED}{_FRAMES}",
+        f"{_ANNOUNCED}library: using 4 threads\n{_FRAMES}",
+        _FRAMES,
+    ],
+    ids=["another rank's record between", "two ranks' errors", "another line between", "no error"],
+)
+def test_a_traceback_that_several_ranks_may_have_printed_names_none(
+    show: Callable[[str], dict[str, Any]], log: str
+) -> None:
+    """Only the record directly above a traceback names its rank."""
+    verdict = show(f"{_write_records(_BRACKETS, 0, 6)}{log}")["verdict"]
+    assert (verdict["headline"], verdict["ranks"]) == ("KeyError: 'labels'", [])
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2031-05-06 07:08:0{second} INFO rank {rank} joined: ",
+        "2031-05-06 07:08:0{second} INFO waiting for rank {rank} ",
+        "2031-05-06 07:08:0{second} INFO R7: ",
+        "2031-05-06 07:08:0{second} INFO [shard_of_rank {rank}] ",
+    ],
+    ids=["a rank in a sentence", "a rank that is waited for", "a release", "a name with a rank"],
+)
+def test_words_in_a_record_name_no_rank(show: Callable[[str], dict[str, Any]], prefix: str) -> None:
+    """A record that mentions a rank isn't that rank's."""
+    verdict = show(f"{_write_records(prefix, 0, 6)}{_FRAMES}")["verdict"]
+    assert (verdict["headline"], verdict["ranks"]) == ("KeyError: 'labels'", [])
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["every line", "first line"])
+@pytest.mark.parametrize(
+    "below",
+    [
+        _write_records(_BRACKETS, 6, 9),
+        _BRACKETS.format(second=9, level="INFO", rank=0) + "Training completed successfully\n",
+    ],
+    ids=["later steps", "success of the job"],
+)
+def test_an_exception_that_a_logger_printed_and_a_rank_handled_is_no_failure(
+    show: Callable[[str], dict[str, Any]], below: str, is_whole: bool
+) -> None:
+    """What the ranks print below a logged exception shows that the training continued."""
+    announced = _prefix_lines(_BRACKETS, "evaluation failed, continuing")
+    traceback = _prefix_lines(_BRACKETS, _FRAMES) if is_whole else _FRAMES
+    log = f"{_write_records(_BRACKETS, 0, 6)}{announced}{traceback}{below}"
+    assert not show(log).get("verdict")
+
+
 @pytest.mark.parametrize(
     "log",
     [

@@ -37,6 +37,26 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         "2026-11-26T18:47:48.788393+00:00 [rank3]:     work.wait()",
         {"date": "2026-11-26", "time": "18:47:48", "part": "788393", "zone": "+00:00"},
     ),
+    (
+        labels._RANKED_RECORD,
+        "2031-05-06 07:08:09 ERROR [rank 2] training failed",
+        {"before": "2031-05-06 07:08:09 ERROR ", "rank": "2"},
+    ),
+    (
+        labels._RANKED_RECORD,
+        "2031-05-06 07:08:09.1 | INFO     | rank=2 | __main__:main:44 - step 3",
+        {
+            "before": "2031-05-06 07:08:09.1 | INFO     | ",
+            "rank2": "2",
+            "after": " | __main__:main:44 -",
+        },
+    ),
+    (
+        labels._RANKED_RECORD,
+        "INFO R3: step 3",
+        {"before": "INFO ", "short2": "R", "rank3": "3", "after": ":"},
+    ),
+    (labels._RECORD_LEVEL, "2031-05-06 07:08:09 ERROR ", {}),
     (labels._OTHER_STAMP, "May  6 07:08:09 host job[410]: ", {}),
     (
         labels.GLOG_STAMP,
@@ -298,6 +318,9 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     ),
     (exports._JOINED_SOURCE, 'File "/job/train.py", line 12, in main ', {}),
     (exports._PYTEST_PREFIX, 'E     File "/job/train.py", line 12, in main', {}),
+    (records._LEVEL_PREFIX, "ERROR: Traceback (most recent call last):", {}),
+    (records._LOGGED_ERROR, "ERROR: training failed", {}),
+    (records._CHAIN, "During handling of the above exception, another exception occurred:", {}),
     (records._UNINDENTED_LINE, "Traceback (most recent call last):", {}),
     (stops._GPU_ERROR, "RuntimeError: CUDA error: unspecified launch failure", {}),
     (torchrun_folder._ATTEMPT_FOLDER, "attempt_0", {}),

@@ -217,7 +217,7 @@ def _has_final_success(
         )
         has_failed = any(map(JOB_FAILED.search, texts))
         is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not has_failed
-        if last.label.is_process:
+        if last.label.is_process and not last.label.by_logger:
             # each process continued
             processes = {stream.label.number for stream in streams if stream.label.is_process}
             is_proven = proven >= processes and (has_resumed or is_of_job or not is_uncaught)

@@ -13,6 +13,7 @@ from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
 from firstfault_logs.attempts import VARYING_PART, Progress, find_progress, find_step_position
 from firstfault_logs.completion.noise import (
+    HANDLED_ERROR,
     drop_ignored_exceptions,
     drop_teardown_noise,
     find_doubts,
@@ -416,6 +417,10 @@ def _was_survived(traceback: Traceback, streams: Sequence[Stream]) -> bool:
         and one.progress.number > traceback.lines[1]
         for one in streams
     )
+    # the lines of other ranks below it are in streams of their own
+    is_logged = traceback.stream.label.by_logger and not traceback.is_uncaught
+    if is_logged and any(map(HANDLED_ERROR.search, traceback.lines_around)):
+        return True
     return trained_on or (
         traceback.is_before_success and not starts_at_program(traceback.exception)
     )

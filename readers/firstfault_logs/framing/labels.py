@@ -106,7 +106,7 @@ _RANKED_RECORD = LazyPattern(r"""
 )
 (?!\[rank\d{1,6}\]:)
 (?:
-  (?P<open>[\[(])(?P<local>local[ _-]?)?(?:global[ _-]?)?(?:[Rr]ank[ =:_-]{0,2}|(?P<short>R))(?P<rank>\d{1,6})(?:/\d{1,6})?[\])]:?
+  [\[(](?P<local>local[ _-]?)?(?:global[ _-]?)?(?:[Rr]ank[ =:_-]{0,2}|(?P<short>R))(?P<rank>\d{1,6})(?:/\d{1,6})?[\])]:?
 | (?P<local2>local[ _-]?)?(?:global[ _-]?)?[Rr]ank=(?P<rank2>\d{1,6})
 | (?:[Rr]ank[ _-]?|(?P<short2>R))(?P<rank3>\d{1,6})(?=:[ ]|[ ][|-][ ])
 )
@@ -165,6 +165,10 @@ class Label(NamedTuple):
     ip: str = ""
     node_index: int | None = None
     """A number of the node, which is a rank if each node has one process."""
+    by_logger: bool = False
+    """Whether the program's own logger printed the rank, so the line is about the job as much as a
+    line without a rank.
+    """
 
     @property
     def number(self) -> int | None:
@@ -302,13 +306,15 @@ class Prefixes:
                 text = text[label_match.end() :]
                 continue
             break
-        if self.is_learned and not by_torch and not is_ranked and "[rank" in text[:_PREFIX_CHARACTERS_READ]:
+        if (
+            self.is_learned
+            and not by_torch
+            and not is_ranked
+            and "[rank" in text[:_PREFIX_CHARACTERS_READ]
+        ):
             label, text, by_torch = _find_torch_prefix(label, text)
         time_ns = time_ns or self._glogs(text)
-        if fields := parse_object(text):
-            yield from _split_json(number, fields, label, time_ns)
-        else:
-            yield LogRecord(number, text, label, time_ns, by_torch)
+        yield from _split_object(LogRecord(number, text, label, time_ns, by_torch))
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
@@ -448,8 +454,8 @@ def _get_rank(record: re.Match[str]) -> int:
 def _apply_rank(label: Label, record: re.Match[str]) -> Label:
     rank = _get_rank(record)
     if record["local"] or record["local2"]:
-        return label._replace(local_rank=rank)
-    return label._replace(rank=rank)
+        return label._replace(local_rank=rank, by_logger=True)
+    return label._replace(rank=rank, by_logger=True)
 
 
 def _keep_level(record: re.Match[str], text: str) -> str:
@@ -546,7 +552,7 @@ def read_prefix(label: Label, prefix: str) -> tuple[Label, bool]:
     rank = parts.get("torch_rank", parts.get("rank"))
     if rank is None and (named := _ACTOR_RANK.search(parts.get("actor", ""))):
         rank = named["rank"]
-    numbers: dict[str, int] = {
+    numbers: dict[str, Any] = {
         name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts
     }
     if rank is not None:
@@ -600,6 +606,14 @@ _TRACEBACK_LINE = LazyPattern(r"\s|\[|Traceback|\w+:[ ]")
 
 
 # --- lines of JSON --------------------------------------------------------------------------------
+
+
+def _split_object(record: LogRecord) -> Iterable[LogRecord]:
+    """Yield the lines in a record that is an object, or the record itself."""
+    fields = parse_object(record.text)
+    if not fields:
+        return [record]
+    return _split_json(record.number, fields, record.label, record.time_ns)
 
 
 def _split_json(

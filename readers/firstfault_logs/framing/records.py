@@ -176,7 +176,9 @@ def _exception() -> re.Pattern[str]:
 _LOGGED_ERROR = LazyPattern(r"(?:ERROR|CRITICAL|FATAL):[ ]")
 
 # Connects tracebacks of chained exceptions.
-_CHAIN = LazyPattern(r"The above exception was the direct cause|During handling of the above")
+_CHAIN = LazyPattern(
+    r"The[ ]above[ ]exception[ ]was[ ]the[ ]direct|During[ ]handling[ ]of[ ]the[ ]above"
+)
 
 
 class LoggedTracebacks:
@@ -220,7 +222,9 @@ class LoggedTracebacks:
             return record
         return record._replace(
             label=record.label._replace(
-                rank=self._label.rank, local_rank=self._label.local_rank
+                rank=self._label.rank,
+                local_rank=self._label.local_rank,
+                by_logger=True,
             )
         )
 
@@ -321,7 +325,7 @@ def _glog_prefix() -> re.Pattern[str]:
 
 
 # The level that a logger puts before each line of a traceback.
-_LEVEL_PREFIX = LazyPattern(r"\[?(?:ERROR|CRITICAL|FATAL)\]?:?[ ](?=Traceback )")
+_LEVEL_PREFIX = LazyPattern(r"\[?(?:ERROR|CRITICAL|FATAL)\]?:?[ ](?=Traceback[ ])")
 
 # A line of a traceback that isn't indented.
 _UNINDENTED_LINE = LazyPattern(r"[\w.]*[A-Z]\w*(?::|$)|Traceback[ ]|The[ ]above|During[ ]handling")
