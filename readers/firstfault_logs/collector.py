@@ -189,7 +189,11 @@ class LogCollector:
         if is_skipped:
             return
         progress = find_progress(record)
-        if report is None:
+        # a rank's line about itself is a part of its output, but not of a traceback above
+        is_signal = report is not None and report.kind is ReportKind.SIGNALED
+        is_output = report is None or is_signal
+        record = record._replace(by_torch=False) if is_signal else record
+        if report is None or is_output:
             marks.take(record, progress)
         elif len(everything.reports) < _MAX_REPORTS:
             marks.take_report(record, report)
@@ -206,9 +210,9 @@ class LogCollector:
         stream = everything.streams.get(key) or everything.streams.setdefault(
             key, Stream(*key[0], label)
         )
-        if report is not None or AGENT_LOG_LINE.match(text):
+        if not is_output or AGENT_LOG_LINE.match(text):
             stream.end_excerpt()
-        if report is None:
+        if is_output:
             stream.take(
                 record,
                 _TAIL_CHARS

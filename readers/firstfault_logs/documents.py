@@ -160,6 +160,7 @@ def _read_attempt(attempt: Attempt, round_: int) -> AttemptReading:
         reported_ends.take_launcher_ends()
         if not any(process.has_failed for process in processes.all):
             agents += _find_canceled_step(attempt, proof)
+            agents += _find_terminated_ranks(attempt, proof)
     failed = [process for process in processes.all if process.has_failed]
     if not failed and not agents:
         return AttemptReading([], assignment.notes, proof)
@@ -301,6 +302,30 @@ def _find_canceled_step(
         place = (file, report.number, report.number)
         document = _describe_launcher("", place, *_classify_termination(report), report.text)
         yield replace(document, timestamp_ns=report.time_ns)
+
+
+def _find_terminated_ranks(
+    attempt: Attempt, proof: CompletionProof | None
+) -> Iterator[model.WorkerError]:
+    """Yield a document for a job whose ranks all received a signal.
+
+    A launcher also sends it to the peers of a rank that failed, but that rank doesn't report it.
+    """
+    signaled = [entry for entry in attempt.reports if entry[2].kind is ReportKind.SIGNALED]
+    ranks = {rank for _, _, report in signaled for rank in report.ranks}
+    files = {file for file, _, _ in signaled}
+    others = any(report.kind is not ReportKind.SIGNALED for _, _, report in attempt.reports)
+    if len(files) != 1 or others or not ranks or ranks != set(range(attempt.world_size)):
+        return
+    first, last = signaled[0][2], signaled[-1][2]
+    has_continued = any(
+        stream.progress is not None and stream.progress.number > last.number
+        for stream in attempt.streams.values()
+    )
+    if not has_continued and explain_missing_proof(attempt, proof):
+        place = (min(files), first.number, last.number)
+        document = _describe_launcher("", place, *_classify_termination(first), first.text)
+        yield replace(document, timestamp_ns=first.time_ns)
 
 
 def _classify_termination(report: LauncherReport) -> tuple[str, str]:

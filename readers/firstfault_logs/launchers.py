@@ -26,6 +26,7 @@ class ReportKind(enum.Enum):
     STOPPED = "a process that its launcher ended because of another one's failure"
     REST_STOPPED = "all other processes, which their launcher ended"
     TERMINATED = "a launcher, a task or a job that was terminated from outside"
+    SIGNALED = "a rank that received a signal, from its launcher or from outside"
     LOST = "a node that is gone"
     BLOCKED = "a process that waits in the kernel, perhaps for a file system"
     OOM = "a kernel that killed a process for its memory"

@@ -93,3 +93,59 @@ def test_a_merged_log_does_not_show_what_stderr_was(shown: Callable[[Sequence[st
     )
     assert "unrecognized arguments" in report
     assert "stderr" not in report
+
+
+STARTED = [
+    *(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/3" for rank in range(3)),
+    "Epoch 0:  50%|#####     | 50/100 [00:20<00:20,  2.50it/s, v_num=0]",
+]
+SIGNALED = [f"[rank: {rank}] Received SIGTERM: 15" for rank in range(3)]
+RAISED = [
+    "[rank1]: Traceback (most recent call last):",
+    '[rank1]:   File "/job/train.py", line 44, in main',
+    "[rank1]:     step(batch)",
+    "[rank1]: KeyError: 'labels'",
+]
+KILLED = (
+    "[rank: 1] Child process with PID 413 terminated with code -9."
+    " Forcefully terminating all other processes to avoid zombies"
+)
+
+
+def test_a_signal_that_all_ranks_received_ended_the_job(
+    shown: Callable[[Sequence[str]], str],
+) -> None:
+    """If no rank shows a failure and all of them received a signal, it ended the job."""
+    report = shown([*STARTED, *SIGNALED, "Bypassing SIGTERM: 15"])
+    assert report.startswith("terminated retry: Received SIGTERM: 15")
+    assert f"[job.out:{len(STARTED) + 1}-{len(STARTED) + 3}]" in report
+
+
+@pytest.mark.parametrize(
+    ("lines", "headline"),
+    [
+        ([*SIGNALED[:1], *SIGNALED[2:]], ""),
+        ([line.removeprefix("[rank: 0] ") for line in SIGNALED[:1]], ""),
+        ([*RAISED, *SIGNALED], "KeyError rank 1"),
+        ([*SIGNALED, *RAISED], "KeyError rank 1"),
+        ([KILLED, *SIGNALED], "SIGKILL rank 1"),
+        ([*SIGNALED, "Epoch 1, step 9 loss 2.1"], ""),
+        ([*SIGNALED, "`Trainer.fit` stopped: `max_epochs=1` reached."], "no error"),
+    ],
+    ids=[
+        "a rank that received none",
+        "no rank",
+        "an exception above",
+        "an exception below",
+        "a killed rank",
+        "later steps",
+        "success",
+    ],
+)
+def test_a_signal_ended_no_job_that_failed_otherwise_or_went_on(
+    shown: Callable[[Sequence[str]], str], lines: Sequence[str], headline: str
+) -> None:
+    """Launchers also send signals to the peers of a failed rank, and programs handle them."""
+    report = shown([*STARTED, *lines])
+    assert report.startswith(headline)
+    assert not report.startswith("terminated")
