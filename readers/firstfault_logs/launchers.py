@@ -35,6 +35,22 @@ class ReportKind(enum.Enum):
     SUCCEEDED = "a job that its scheduler reports as successful, perhaps above the job's output"
 
 
+HARDWARE_XIDS = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "ECC page retirement or row remapping",
+    64: "ECC page retirement or row remapper failure",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+"""Errors of NVIDIA's driver that hardware causes, not the application (NVIDIA's Xid catalog)."""
+
+
 class ReportPattern(NamedTuple):
     """One form of what launchers print; names of groups: see `LauncherReport`."""
 

@@ -19,7 +19,7 @@ from firstfault.model.failure import LAST_LINES_OF_SUCCESS
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import AGENT_LOG_LINE
 from firstfault_logs.completion.words import is_success_report
-from firstfault_logs.launchers import ReportKind
+from firstfault_logs.launchers import HARDWARE_XIDS, ReportKind
 from firstfault_logs.processes import (
     LAUNCHER_STOPPED,
     NO_EXIT_STATUS,
@@ -186,21 +186,6 @@ def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
                 process.lines.add((file, report.number, report.number))
 
 
-_HARDWARE_XIDS = {
-    48: "double-bit ECC error",
-    62: "internal micro-controller halt",
-    63: "ECC page retirement or row remapping",
-    64: "ECC page retirement or row remapper failure",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    119: "GSP RPC timeout",
-    120: "GSP error",
-    140: "unrecovered ECC error",
-}
-"""Errors of NVIDIA's driver that hardware causes, not the application (NVIDIA's Xid catalog)."""
-
 # An error of a program that a faulty GPU may have caused.
 _GPU_ERROR = LazyPattern(r"(?:CUDA|HIP)(?:[ ]runtime)?[ ]error|CUDNN|CUBLAS")
 
@@ -210,7 +195,7 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
     else to the only one that failed on its node.
     """
     for file, node, report in attempt.reports:
-        if report.kind is not ReportKind.GPU or report.xid not in _HARDWARE_XIDS:
+        if report.kind is not ReportKind.GPU or report.xid not in HARDWARE_XIDS:
             continue
         failed = [process for process in processes.all if process.has_failed]
         failed_on_node = [process for process in failed if process.may_be_on(report.node or node)]
@@ -228,7 +213,7 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
         ]
         candidates = named or on_gpu or failed_on_node
         for process in candidates if len(candidates) == 1 else ():
-            process.hardware_error = f"Xid {report.xid}, {_HARDWARE_XIDS[report.xid]}"
+            process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
             process.node = process.node or report.node or node
             process.lines.add((file, report.number, report.number))
 

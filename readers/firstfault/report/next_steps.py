@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from firstfault.evidence.certain_bugs import find_advice_on_bug, find_missing_program
 from firstfault.evidence.library_calls import is_about_loader_process
-from firstfault.evidence.texts import find_message, has_reached_end, is_unsendable_result
+from firstfault.evidence.texts import classify, find_message, has_reached_end, is_unsendable_result
+from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
-from firstfault.model import JobErrors, Scope
+from firstfault.model import JobErrors, Scope, WorkerError
 from firstfault.model.failure import (
     CANCELLED,
     CTRL_C,
@@ -25,6 +26,7 @@ from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
 from firstfault.strategies.headlines import NO_PROGRESS
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
 
 _MAX_LOG_COMMANDS = 4
@@ -134,9 +136,79 @@ _VENDOR_TOOLS = (
 """Patterns of other vendors' texts, each with replacements for NVIDIA's names in advice."""
 
 
+_MORE_SHARED_MEMORY = (
+    "give its container more shared memory (docker run --shm-size, or a volume in memory at"
+    " /dev/shm)"
+)
+_ADVICE_BY_SIGNATURE = {
+    "nccl-shared-memory": _MORE_SHARED_MEMORY,
+    "device-assert": (
+        "check the labels and indexes that the kernel got: CUDA_LAUNCH_BLOCKING=1 shows the line"
+        " that started it"
+    ),
+}
+"""What to do about a text that a signature identifies, instead of the advice for the category."""
+
+# A data loader's process crashed when it touched a page of /dev/shm that isn't there.
+_LOADER_BUS_ERROR = LazyPattern(
+    r"DataLoader[ ]worker[ ]\(pid[^)]*\)[ ]is[ ]killed[ ]by[ ]signal:[ ]Bus[ ]error"
+)
+
+# NCCL's report of a peer without an answer, and perhaps of this host's adapter.
+_UNANSWERED_PEER = LazyPattern(
+    r"Got[ ]completion[ ]from[ ]peer[ ](?P<peer>[\w.:-]+?)<\d+>[^\n]*?\bstatus=12\b"
+    r"(?:[^\n]*[ ]hca[ ](?P<adapter>\w+))?"
+)
+
+
+def _advise_on_text(failure: WorkerError) -> str:
+    """Return the advice about the text of an exception, or an empty string without one."""
+    exception = find_ending_exception(failure)
+    if exception is None:
+        return ""
+    if _LOADER_BUS_ERROR.search(f"{exception.message}\n{failure.printed}"):
+        return _MORE_SHARED_MEMORY
+    if any(_LOADER_BUS_ERROR.search(cause.message) for cause in exception.causes):
+        return _MORE_SHARED_MEMORY
+    signature = classify(exception.message, exception.type, exception.bases).signature
+    return _ADVICE_BY_SIGNATURE.get(signature, "")
+
+
+def _advise_on_peer(job: JobErrors) -> str:
+    """Return the advice about the only host that NCCL's reports name because it didn't answer, or
+    an empty string without one.
+    """
+    texts = (failure.exception.message for failure in job.failures if failure.exception is not None)
+    matches = [match for text in texts for match in _UNANSWERED_PEER.finditer(text)]
+    if len({match["peer"] for match in matches}) != 1:
+        return ""
+    adapters = {match["adapter"] for match in matches} - {None}
+    link = f"the link of {min(adapters)}, and " if len(adapters) == 1 else ""
+    return f"check {link}the host {matches[0]['peer']}, which didn't answer"
+
+
+def _advise_on_undetermined(case: Case, code: str) -> str:
+    """Return the advice about a job without a root cause; with a place in the code, the text ends
+    before that place.
+    """
+    if code:
+        # a log may not show all ranks
+        number = len(case.job.failures)
+        size = case.job.size
+        is_of_all = not case.engine.cites or (
+            size is not None and size.ranks == number and not size.at_least
+        )
+        return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
+    if advice := _advise_on_peer(case.job):
+        return advice
+    return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
+
+
 def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
+    blamed = root or (case.job.failures[0] if case.is_alone else None)
+    advice = (_advise_on_text(blamed) if blamed is not None else "") or advice
     # from the special case to the general one; the advice of the category is the last resort
     if verdict.category == TEARDOWN:
         return advice
@@ -151,15 +223,7 @@ def _give_advice(case: Case, code: str) -> str:
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
-        if code:
-            # a log may not show all ranks
-            number = len(case.job.failures)
-            size = case.job.size
-            is_of_all = not case.engine.cites or (
-                size is not None and size.ranks == number and not size.at_least
-            )
-            return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
-        return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
+        return _advise_on_undetermined(case, code)
     if special_advice := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
         return special_advice
     if verdict.category == "hang" and not code:

@@ -26,7 +26,7 @@ from firstfault_logs.completion.words import (
 )
 from firstfault_logs.framing.files import are_outputs_of_one_job
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.launchers import LauncherReport, ReportKind
+from firstfault_logs.launchers import HARDWARE_XIDS, LauncherReport, ReportKind
 
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Attempt
@@ -255,6 +255,22 @@ def _has_outlived(
     return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
 
 
+def _quote_gpu_fault(attempt: Attempt) -> str:
+    """Return the first hardware error of a GPU in a kernel's log, or an empty string without one.
+
+    Without a failure of a process, it's no cause, but a reader of that log looks for it.
+    """
+    faults = (
+        report
+        for _, _, report in attempt.reports
+        if report.kind is ReportKind.GPU and report.xid in HARDWARE_XIDS
+    )
+    fault = next(faults, None)
+    if fault is None:
+        return ""
+    return f"line {fault.number} reports Xid {fault.xid}, {HARDWARE_XIDS[fault.xid]}"
+
+
 def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> str:
     """Return why an attempt without a failure may not have succeeded, or "" if it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
@@ -280,7 +296,7 @@ def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> st
             " training"
         )
     if proof is None:
-        return f"can't tell whether the job succeeded: {quoted}"
+        return f"can't tell whether the job succeeded: {_quote_gpu_fault(attempt) or quoted}"
     if proof.doubt:
         return (
             "can't tell whether the job succeeded: it reports"
