@@ -414,3 +414,45 @@ def test_the_last_of_several_starts_answers(run: Callable[..., Ran], tmp_path: P
     told = " ".join(run("show", str(tmp_path / "job.out")).out.split())
     assert told.startswith("KeyError")
     assert "3rd start in the log, after ValueError: no labels; OSError: [Errno 5] lost" in told
+
+
+_TIMED_STEPS = [f"2031-05-06 07:08:0{step} INFO step {step} loss 2.{step}" for step in range(6)]
+_SUCCESS = "2031-05-06 07:09:00 INFO Training completed successfully"
+_LOGGED_BEFORE = "2031-05-06 07:08:03 ERROR upload of the metrics failed"
+_LOGGED_AFTER = "2031-05-06 07:10:00 ERROR upload of the model failed"
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "is_failure"),
+    [
+        ([*_TIMED_STEPS, _SUCCESS], [_LOGGED_BEFORE, *RAISED], False),
+        ([*_TIMED_STEPS, _SUCCESS], [_LOGGED_AFTER, *RAISED], True),
+        ([*_TIMED_STEPS, _SUCCESS], [_LOGGED_BEFORE, *UNCAUGHT], True),
+        ([*_TIMED_STEPS, _SUCCESS], RAISED, True),
+        (_TIMED_STEPS, [_LOGGED_BEFORE, *RAISED], True),
+        ([*_TIMED_STEPS, _SUCCESS], [_LOGGED_BEFORE, *RAISED, "ERROR: out of disk space"], True),
+        ([*_TIMED_STEPS, _SUCCESS], [_LOGGED_BEFORE, *RAISED, ABORTED], True),
+        ([*STEPS, "Training completed successfully"], [_LOGGED_BEFORE, *RAISED], True),
+    ],
+    ids=[
+        "before the success",
+        "after the success",
+        "an exception of the whole program",
+        "without a time",
+        "without a success",
+        "with a later error",
+        "with the end of a task",
+        "a success without a time",
+    ],
+)
+def test_an_exception_in_the_other_output_is_survived_if_times_prove_it(
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    out: Sequence[str],
+    err: Sequence[str],
+    is_failure: bool,
+) -> None:
+    """Two files have no common order of lines, but their times show what came first."""
+    (tmp_path / "job.out").write_text("\n".join([*out, ""]), encoding="utf-8")
+    (tmp_path / "job.err").write_text("\n".join([*err, ""]), encoding="utf-8")
+    assert (run("show", str(tmp_path)).code != EXIT.OK) == is_failure

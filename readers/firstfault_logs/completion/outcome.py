@@ -27,6 +27,7 @@ from firstfault_logs.completion.words import (
 from firstfault_logs.framing.files import are_outputs_of_one_job
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import HARDWARE_XIDS, LauncherReport, ReportKind
+from firstfault_logs.tracebacks import starts_at_program
 
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Attempt
@@ -170,8 +171,10 @@ def has_recovered(
     for file, number in places:
         last_failures[file] = max(last_failures.get(file, 0), number)
     is_uncaught = any(process.is_ended_by_exception for process in failed)
-    return _has_final_success(attempt, last_failures, is_uncaught=is_uncaught) or _has_outlived(
-        attempt, completion, last_failures
+    return (
+        _has_final_success(attempt, last_failures, is_uncaught=is_uncaught)
+        or _has_outlived(attempt, completion, last_failures)
+        or _has_later_success(attempt, completion, failed)
     )
 
 
@@ -228,6 +231,65 @@ def _has_final_success(
         if not is_proven:
             return False
     return bool(last_failures)
+
+
+def _has_later_success(
+    attempt: Attempt, completion: CompletionProof | None, failed: Sequence[Process]
+) -> bool:
+    """Whether the other output of a job, which has the statement of its success, was written after
+    all failures, as the times of both show.
+
+    A logger wrote these failures and the program went on; nothing ended it.
+    """
+    if completion is None or completion.kind < CompletionKind.WORD or attempt.entries:
+        return False
+    files = {file for process in failed for file, _, _ in process.lines}
+    is_apart = all(are_outputs_of_one_job(file, completion.file) for file in files)
+    is_ended = any(process.has_ended or _may_have_left(process) for process in failed)
+    times = [process.time_ns for process in failed]
+    if not (files and is_apart) or is_ended or attempt.reports or not all(times):
+        return False
+    statements = (
+        record
+        for stream in attempt.streams.values()
+        if stream.file == completion.file
+        for record in stream.tail
+        if record.number == completion.number and is_success_report(record.text)
+    )
+    statement = next(statements, None)
+    if statement is not None and statement.label.is_process and not statement.label.by_logger:
+        return False  # it's about one process
+    last_failure = max(time for time in times if time is not None)
+    return (
+        statement is not None
+        and statement.time_ns is not None
+        and statement.time_ns > last_failure
+        and not _has_later_doubts(attempt, failed)
+    )
+
+
+def _may_have_left(process: Process) -> bool:
+    """Whether the exception of a process came through its whole program, so it may have ended the
+    process although a logger printed it, too.
+    """
+    return process.is_ended_by_exception or (
+        process.raised is not None and starts_at_program(process.raised)
+    )
+
+
+def _has_later_doubts(attempt: Attempt, failed: Sequence[Process]) -> bool:
+    """Whether lines below the failures, in their own files, are about a further failure."""
+    last_lines: dict[str, int] = {}
+    for process in failed:
+        for file, _, last in process.lines:
+            last_lines[file] = max(last, last_lines.get(file, last))
+    below = [
+        record
+        for stream in attempt.streams.values()
+        for record in stream.tail
+        if record.number > last_lines.get(stream.file, record.number)
+    ]
+    return bool(find_doubts(drop_ignored_exceptions(below)))
 
 
 def _has_outlived(
