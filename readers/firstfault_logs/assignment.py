@@ -301,10 +301,16 @@ class Assignment:
             return False
         if self.attempt.is_torchrun and all(traceback.later_lines for traceback in tracebacks):
             return True  # its agent would have reported the end
-        last = max((traceback.lines[1] for traceback in tracebacks), default=0)
-        streams = self.attempt.streams.values()
+        # lines of different files have no common order
+        last_lines: dict[str, int] = {}
+        for traceback in tracebacks:
+            file, last = traceback.stream.file, traceback.lines[1]
+            last_lines[file] = max(last, last_lines.get(file, last))
         return any(
-            stream.progress is not None and stream.progress.number > last for stream in streams
+            stream.progress is not None
+            and stream.file in last_lines
+            and stream.progress.number > last_lines[stream.file]
+            for stream in self.attempt.streams.values()
         )
 
 
