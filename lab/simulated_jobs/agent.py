@@ -37,12 +37,10 @@ from firstfault_torch.protocol.messages import (
 from lab.simulated_jobs.events import Events
 from lab.simulated_jobs.storage import Storage
 from lab.simulated_jobs.store import Connection, Link, Server
+from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS, Workers
 
 OUTCOME_KEY = "firstfault/outcome"
 GRACE_KEY = "firstfault/stop-seconds"
-TERMINATED_STOP_SECONDS = 30.0
-"""How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
-_SHARE_OF_SAVING_WORKERS = 0.25
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -89,22 +87,18 @@ class Agent:
         self.is_terminated = False
         self.frozen_until = 0.0
         self.frozen_seconds = 0.0
-        self.failed_at: float | None = None
-        """When it began to stop its workers."""
         self.ended_at: float | None = None
-        self.stop_seconds = 0.0
-        """How long its workers may take to end, from `failed_at`."""
-        self.killed_after: float | None = None
-        """After how many seconds it killed its workers; None if they ended in time."""
+        self.notified_at: float | None = None
+        """When it first sent a notice."""
         self.verdict = b""
         """What it reports."""
         self.notes: list[str] = []
         """Why it went which way."""
         self.link = Link(is_local=is_host)
         self._world = world
-        self._events = world.events
+        self.events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
-        self._draw_workers = random.Random(f"{seed}/workers/{rank}")
+        self.workers = Workers(self, seed, shares_grace=world.shares_grace)
         self._election = world.election(rank, world.nodes)
         self._grace_until = 0.0
         """Until when workers of other nodes may still be saving, as the notice says."""
@@ -116,7 +110,7 @@ class Agent:
 
     def _connect(self) -> Connection:
         world = self._world
-        return Connection(self._events, world.server, self.link, self._draw)
+        return Connection(self.events, world.server, self.link, self._draw)
 
     @property
     def connections(self) -> tuple[Connection, Connection]:
@@ -132,19 +126,19 @@ class Agent:
         """Do something in this process: not if it is dead, later if it is frozen."""
         if not self.is_live:
             return
-        if self.frozen_until > self._events.now:
-            self._events.at(self.frozen_until, lambda: self.do(action))
+        if self.frozen_until > self.events.now:
+            self.events.at(self.frozen_until, lambda: self.do(action))
             return
         action()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something in this process after a time."""
-        self._events.after(seconds, lambda: self.do(action))
+        self.events.after(seconds, lambda: self.do(action))
 
     def note(self, text: str) -> None:
         """Keep and trace why the agent does something."""
         self.notes.append(text)
-        self._events.log(f"agent {self.rank} [{self.state.value}] {text}")
+        self.events.log(f"agent {self.rank} [{self.state.value}] {text}")
 
     # --- until the workers have stopped -------------------------------------------------------
 
@@ -157,8 +151,9 @@ class Agent:
                 return
             self._waiting.ask(self._acknowledge(), lambda _: None)
             notice = json.loads(value)
-            self._grace_until = self._events.now + notice["stop_seconds"]
-            self._stop(notice["stop_seconds"], "a notice has come")
+            self._grace_until = self.events.now + notice["stop_seconds"]
+            if self.state is State.RUNNING:
+                self.workers.accept(notice["by"], notice["stop_seconds"])
 
         self._waiting.wait(OUTCOME_KEY, lambda value: self.do(lambda: learn(value)))
 
@@ -174,9 +169,8 @@ class Agent:
 
     def fail(self) -> None:
         """A worker of this node fails."""
-        if self.state is State.RUNNING:
-            self._notify(0.0)
-            self._stop(0.0, "a worker has failed")
+        if self.state in {State.RUNNING, State.STOPPING}:
+            self.workers.fail()
 
     def terminate(self) -> None:
         """A signal tells this process to end."""
@@ -188,8 +182,8 @@ class Agent:
         if self._world.shares_grace:
             self._using.ask(SetOnce(GRACE_KEY, b"30"), lambda _: None)
         if self.state in {State.RUNNING, State.STOPPING}:
-            self._notify(TERMINATED_STOP_SECONDS)
-            self._stop(TERMINATED_STOP_SECONDS, "is told to end")
+            self.notify(TERMINATED_STOP_SECONDS)
+            self.workers.terminate()
         elif self.state is State.ELECTING:
             self._feed(ShutdownRequested())
 
@@ -197,62 +191,27 @@ class Agent:
         """The connection to another agent has broken."""
         if self.state in {State.RUNNING, State.STOPPING, State.ELECTING}:
             self._using.ask(Append(LOST_KEY, b"%d " % rank), lambda _: None)
-            self._notify(0.0)
+            self.notify(0.0)
 
-    def _notify(self, stop_seconds: float) -> None:
+    def notify(self, stop_seconds: float) -> None:
+        """Broadcast a failure of this node, or of a peer that it has lost."""
+        if self.notified_at is None:
+            self.notified_at = self.events.now
         text = json.dumps({"by": self.rank, "stop_seconds": stop_seconds}).encode()
         self._using.ask(SetOnce(OUTCOME_KEY, text), lambda _: None)
 
-    def _stop(self, stop_seconds: float, why: str) -> None:
-        """Stop the workers; a signal to this or another node gives them more time."""
-        if self.state is State.RUNNING:
-            self.state = State.STOPPING
-            self.failed_at = self._events.now
-            self.stop_seconds = float(time_limits.STOP_GRACE_SECONDS)
-            self.note(f"{why}: stops its workers")
-            draw = self._draw_workers
-            is_saving = draw.random() < _SHARE_OF_SAVING_WORKERS
-            took = draw.uniform(2, 25) if is_saving else 0.2 + draw.expovariate(2)
-            self.after(took, self._report)
-            self.after(self.stop_seconds, self._kill_workers)
-        if self.state is State.STOPPING and self._world.shares_grace:
-            self.stop_seconds = max(self.stop_seconds, stop_seconds)
+    def begin_stop(self, reason: str) -> None:
+        """Its main thread begins to stop the workers."""
+        self.state = State.STOPPING
+        self.note(f"{reason}: stops its workers")
 
-    def _kill_workers(self) -> None:
-        """The workers' time is over, unless a node got a signal."""
-        if self.state is not State.STOPPING or self.failed_at is None:
-            return
-        left = self.failed_at + self.stop_seconds - self._events.now
-        if left > 0:
-            self.after(left, self._kill_workers)
-        elif self.stop_seconds < TERMINATED_STOP_SECONDS and self._world.shares_grace:
-            self._ask_for_grace()
-        else:
-            self._end_workers()
+    def ask_for_grace(self, answer: Callable[[bytes | None], None]) -> None:
+        """Ask the store whether a node has got a signal; `answer` may be called twice."""
+        self._using.ask(Read(GRACE_KEY), lambda value: self.do(lambda: answer(value)))
+        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: answer(None))
 
-    def _ask_for_grace(self) -> None:
-        is_over = False
-
-        def end(value: bytes | None) -> None:
-            nonlocal is_over
-            if is_over or self.state is not State.STOPPING:
-                return
-            is_over = True
-            if value:
-                self.stop_seconds = TERMINATED_STOP_SECONDS
-                self._kill_workers()
-            else:
-                self._end_workers()
-
-        self._using.ask(Read(GRACE_KEY), lambda value: self.do(lambda: end(value)))
-        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
-
-    def _end_workers(self) -> None:
-        self.killed_after = self._events.now - (self.failed_at or 0.0)
-        self.note("kills its workers")
-        self._report()
-
-    def _report(self) -> None:
+    def report(self) -> None:
+        """The workers have ended: hand in this node's report."""
         if self.state is not State.STOPPING:
             return
         self._world.reports.add(self.rank)
@@ -262,7 +221,7 @@ class Agent:
         self.state = State.ELECTING
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + max(self._grace_until - self._events.now, 0.0)
+        settle = time_limits.SETTLE_SECONDS + max(self._grace_until - self.events.now, 0.0)
         self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
 
     # --- the election -------------------------------------------------------------------------
@@ -271,9 +230,9 @@ class Agent:
         if self.state is not State.ELECTING:
             return
         before = self._election.phase
-        instructions = self._election.handle(event, self._events.now)
+        instructions = self._election.handle(event, self.events.now)
         after = self._election.phase
-        self._events.log(
+        self.events.log(
             f"agent {self.rank} {before.value} -> {after.value}: {type(event).__name__}"
         )
         for instruction in instructions:
@@ -281,7 +240,7 @@ class Agent:
         self._deadline_number += 1
         number, deadline = self._deadline_number, self._election.deadline
         if deadline is not None:
-            self._events.at(deadline, lambda: self.do(lambda: self._pass_time(number)))
+            self.events.at(deadline, lambda: self.do(lambda: self._pass_time(number)))
 
     def _pass_time(self, number: int) -> None:
         if number == self._deadline_number:
@@ -420,16 +379,16 @@ class Agent:
         self.state = State.ALONE
         self.note(f"{why}: concludes alone")
         delay = 0.0 if self.is_terminated else get_turn(self.rank, self._draw)
-        self._await_turn(self._events.now + delay)
+        self._await_turn(self.events.now + delay)
 
     def _await_turn(self, until: float) -> None:
         def look(found: bytes | None) -> None:
             if found:
                 self._exit(found)
-            elif self._events.now >= until or self.is_terminated:
-                self._await_reports(self._events.now + time_limits.SETTLE_SECONDS)
+            elif self.events.now >= until or self.is_terminated:
+                self._await_reports(self.events.now + time_limits.SETTLE_SECONDS)
             else:
-                pause = min(self._draw.uniform(0.5, 2), until - self._events.now)
+                pause = min(self._draw.uniform(0.5, 2), until - self.events.now)
                 self.after(pause, lambda: self._await_turn(until))
 
         self._read(look)
@@ -441,7 +400,7 @@ class Agent:
     def _await_reports(self, until: float) -> None:
         world = self._world
         live = {agent.rank for agent in world.agents if agent.is_live}
-        if not live <= world.reports and self._events.now < until and not self.is_terminated:
+        if not live <= world.reports and self.events.now < until and not self.is_terminated:
             self.after(0.5, lambda: self._await_reports(until))
             return
         document = build_verdict(self.rank, sorted(world.reports), [])
@@ -470,22 +429,22 @@ class Agent:
         self.state = State.EXITING
         self.verdict = verdict
         self.note(f"reports {verdict!r}")
-        self._leave(self._events.now + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS)
+        self._leave(self.events.now + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS)
 
     def _leave(self, at_last: float) -> None:
         """End the process; the store's host stays while another live agent needs the store."""
         others = [agent for agent in self._world.agents if agent is not self]
         busy = {State.STOPPING, State.ELECTING}
         is_needed = any(agent.is_live and agent.state in busy for agent in others)
-        if self.is_host and self._world.lingers and is_needed and self._events.now < at_last:
+        if self.is_host and self._world.lingers and is_needed and self.events.now < at_last:
             self.after(0.2, lambda: self._leave(at_last))
             return
         self.after(0.05 + self._draw.expovariate(5), self._end)
 
     def _end(self) -> None:
         self.state = State.EXITED
-        self.ended_at = self._events.now
-        self._events.log(f"agent {self.rank} has ended")
+        self.ended_at = self.events.now
+        self.events.log(f"agent {self.rank} has ended")
         if self.is_host:
             close_store(self._world)
 

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.model import TERMINATED, Phase
 from firstfault_torch.agent.deaths import WorkerExit
-from firstfault_torch.agent.node_round import AGENT_FAILED, NEW_RENDEZVOUS, NodeRound
+from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.agent.observed_logs import ObservedLogsSpecs
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
@@ -30,6 +30,7 @@ from firstfault_torch.guard import try_call
 from firstfault_torch.node.fork_gate import hold_forked_workers
 from firstfault_torch.node_context import NodeContext, environment_set
 from firstfault_torch.options import with_node
+from firstfault_torch.protocol.stopping import AGENT_FAILED, NEW_RENDEZVOUS
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round, has_shared_store
