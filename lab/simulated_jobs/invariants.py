@@ -124,7 +124,8 @@ def _check_stops(job: SimulatedJob) -> Iterator[tuple[str, str]]:
             for rank, worker in enumerate(workers.members)
             if worker.failed_at is not None and worker.failed_at < workers.began_at
         }
-        if state.expired - state.failed_first:
+        expired = {rank for rank, worker in enumerate(workers.members) if worker.has_expired}
+        if expired - state.failed_first:
             yield "I14 who was killed at a deadline failed first", f"node {agent.rank}"
         if state.request.reason == SIBLING_FAILED and failed - state.failed_first:
             yield "I14 who failed before the stop failed first", f"node {agent.rank}: {failed}"

@@ -44,8 +44,14 @@ TERMINATED_STOP_SECONDS = 30.0
 """How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
 _NS_PER_SECOND = 1e9
 _PER_NODE = [1, 2, 2, 4]
+_LONGEST_DEATH_S = 0.3
+"""After SIGKILL: the kernel frees the memory."""
+_MEAN_LOOK_S = 0.005
+"""After about this time the main thread looks; it may be inside torch."""
 _WAYS_TO_FAIL = {"raises": 6, "dies": 3, "misses a deadline": 2}
 _SHARE_OF_SAVING_WORKERS = 0.25
+_SHARE_OF_STUCK_WORKERS = 0.04
+_SHARE_OF_SECOND_FAILURES = 0.2
 _SHARE_OF_RAISING_WORKERS = 0.1
 _SHARE_OF_SLOW_EXITS = 0.1
 
@@ -57,6 +63,8 @@ class Worker:
     failed_at: float | None = None
     """When it failed by itself."""
     has_reported: bool = False
+    has_expired: bool = False
+    """Whether its agent killed it at a deadline."""
     ended_at: float | None = None
     signals: int = 0
     """How many it got."""
@@ -81,13 +89,21 @@ class Workers:
         self._is_busy = False
         """Whether the main thread stops the workers."""
         self._is_waiting = False
+        self._notice: tuple[int, float] | None = None
+        """The group rank of a node that has failed, and the seconds that its notice has."""
         self._interruptions = 0
 
     # --- what happens to them -----------------------------------------------------------------
 
     def fail(self) -> None:
-        """One of them fails by itself."""
-        rank = self._draw.randrange(len(self.members))
+        """One of them fails by itself, sometimes two at about the same time."""
+        first, *others = self._draw.sample(range(len(self.members)), len(self.members))
+        self._fail(first)
+        if others and self._draw.random() < _SHARE_OF_SECOND_FAILURES:
+            took = self._draw.expovariate(1 / _MEAN_LOOK_S)
+            self._agent.after(took, lambda: self._fail(others[0]))
+
+    def _fail(self, rank: int) -> None:
         worker = self.members[rank]
         (way,) = self._draw.choices(list(_WAYS_TO_FAIL), list(_WAYS_TO_FAIL.values()))
         if worker.ended_at is not None or worker.failed_at is not None:
@@ -101,7 +117,7 @@ class Workers:
         is_slow = worker.has_reported and self._draw.random() < _SHARE_OF_SLOW_EXITS
         took = self._draw.uniform(1, 12) if is_slow else self._draw.uniform(0.0, 0.5)
         self._end_after(took if worker.has_reported else 0.0, rank)
-        self._agent.do(self._look)
+        self._wake()
 
     def terminate(self) -> None:
         """The agent's process is told to end: its signal thread, then its main thread act."""
@@ -114,28 +130,32 @@ class Workers:
         self._play(StopRequested(TERMINATED))
 
     def accept(self, group_rank: int, stop_seconds: float) -> None:
-        """A notice of another node wakes the main thread, unless it stops its workers already."""
-        if not self._is_busy:
-            reason = f"node {group_rank} has failed"
-            cause = CausedBy(None, f"node-{group_rank}", "")
-            ended = frozenset(range(len(self.members))) - self._running
-            grace = stop_seconds if self._shares_grace else 0.0
-            self._play(NoticeReceived(reason, cause, grace, ended))
+        """A notice of another node wakes the main thread."""
+        self._notice = group_rank, stop_seconds if self._shares_grace else 0.0
+        self._wake()
+
+    def _wake(self) -> None:
+        self._agent.after(self._draw.expovariate(1 / _MEAN_LOOK_S), self._look)
 
     # --- the main thread ----------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Handle failures of the workers, as `NodeRound.handle_failures`."""
-        if self._is_busy:
+        """Handle a notice, else failures of the workers, as `ReportingAgent._monitor_workers`."""
+        if self._is_busy or self.stop.state.phase is not StopPhase.RUNNING:
+            return
+        ended = self._list(lambda worker: worker.ended_at is not None)
+        if self._notice is not None:
+            group_rank, seconds = self._notice
+            reason, cause = f"node {group_rank} failed", CausedBy(None, f"node-{group_rank}", "")
+            self._play(NoticeReceived(reason, cause, seconds, frozenset(ended)))
             return
         reported = {
             rank: int((worker.failed_at or 0.0) * _NS_PER_SECOND)
             for rank, worker in enumerate(self.members)
             if worker.has_reported
         }
-        exited = self._list(lambda worker: worker.ended_at is not None)
-        if reported or exited:
-            by_end = sorted(exited, key=lambda rank: self.members[rank].ended_at or 0.0)
+        if reported or ended:
+            by_end = sorted(ended, key=lambda rank: self.members[rank].ended_at or 0.0)
             self._play(WorkersFailed(reported, tuple(by_end)))
 
     def _play(self, event: StopEvent) -> None:
@@ -211,7 +231,8 @@ class Workers:
                 worker.signals += 1
                 draw = self._draw
                 took = draw.uniform(2, 25) if self._are_saving else 0.2 + draw.expovariate(2)
-                self._end_after(took, rank)
+                if draw.random() >= _SHARE_OF_STUCK_WORKERS:  # else only SIGKILL ends it
+                    self._end_after(took, rank)
 
     def _await_ends(self) -> None:
         """Go on when they have ended or their time is over; called at each end, too."""
@@ -253,7 +274,8 @@ class Workers:
             if isinstance(instruction, KillAtDeadline):
                 self._agent.note(f"kills worker {rank} at its deadline")
                 self.members[rank].failed_at = self._events.now
-                self._end(rank)
+                self.members[rank].has_expired = True
+                self._end_after(self._draw.uniform(0.0, _LONGEST_DEATH_S), rank)
 
     def _kill(self, ranks: Ranks) -> None:
         self._agent.note(f"kills workers {sorted(ranks)}")
@@ -261,7 +283,7 @@ class Workers:
             worker = self.members[rank]
             if worker.ended_at is None:
                 worker.killed_after = self._events.now - self.stop.state.waits_from
-                self._end(rank)
+                self._end_after(self._draw.uniform(0.0, _LONGEST_DEATH_S), rank)
 
     def _end_after(self, seconds: float, rank: int) -> None:
         self._events.after(seconds, lambda: self._end(rank))
@@ -270,7 +292,7 @@ class Workers:
         worker = self.members[rank]
         if worker.ended_at is None:
             worker.ended_at = self._events.now
-            self._agent.do(self._look)
+            self._wake()
             self._agent.do(self._await_ends)
 
     def _handle(self, event: StopEvent) -> list[StopInstruction]:

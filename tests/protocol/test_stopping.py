@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
@@ -33,16 +33,22 @@ from firstfault_torch.protocol.stopping import (
     Ranks,
     ReportsAwaited,
     SendSignal,
+    Step,
     StopBegan,
     StopEvent,
     StopInstruction,
     StopPhase,
     StopRequested,
+    StopState,
     StopWorkers,
     TorchFoundFailure,
     WorkersAnswered,
     WorkersFailed,
 )
+from lab.simulated_jobs import campaign, workers
+from lab.simulated_jobs.faults import Fault
+from lab.simulated_jobs.invariants import find_violations
+from lab.simulated_jobs.job import FORMER, PRESENT, SimulatedJob
 
 SHORT_S = 2.0
 LONG_S = 30.0
@@ -419,6 +425,88 @@ def test_two_threads_may_wait_for_one_stop() -> None:
     assert stop.handle(EndsAwaited(frozenset({0})), now) == [AwaitEnds()]
     assert stop.handle(EndsAwaited(NOBODY), now) == []
     assert stop.handle(EndsAwaited(NOBODY), now) == []
+
+
+# --- in simulated jobs ------------------------------------------------------------------------
+
+SEEDS = range(600)
+SAME_TIME = "I5 the same grace for all nodes after a signal"
+HAS_CAUSE = "I7 no worker is stopped without a failure or a signal"
+DEADLINE_IS_FIRST = "I14 who was killed at a deadline failed first"
+FAILURE_IS_FIRST = "I14 who failed before the stop failed first"
+ONE_SIGNAL = "I14 a worker gets one signal, none if it failed first"
+
+
+class ForgetsDeadlines(NodeStop):
+    """A wrong rule: a death at a deadline counts as the stop's work."""
+
+    def _begin(self, event: StopBegan) -> Step:
+        self.state = replace(self.state, expired=NOBODY)
+        return super()._begin(event)
+
+
+class SparesNobody(NodeStop):
+    """A wrong rule: all others are stopped because of one worker."""
+
+    def _begin(self, event: StopBegan) -> Step:
+        first = frozenset(sorted(event.request.failed_first)[:1])
+        request = replace(event.request, failed_first=first)
+        return super()._begin(replace(event, request=request))
+
+
+class SignalsAll(NodeStop):
+    """A wrong rule: workers that failed first get the signal, too."""
+
+    def _end(self, state: StopState, waits_from: float) -> Step:
+        state, (_, wait) = super()._end(state, waits_from)
+        return state, [SendSignal(state.alive), wait]
+
+
+class NeverAsksPeers(NodeStop):
+    """A wrong rule: only a signal to this node, or its notice, gives workers more time."""
+
+    def _answer_failure(self, event: WorkersFailed) -> list[StopInstruction]:
+        *others, stop = super()._answer_failure(event)
+        assert isinstance(stop, StopWorkers)
+        return [*others, replace(stop, asks_peers=False)]
+
+
+def test_present_rules_stop_workers_for_a_reason_and_give_all_the_same_time() -> None:
+    found = campaign.play(SEEDS, PRESENT).seeds
+    seen = {SAME_TIME, HAS_CAUSE, DEADLINE_IS_FIRST, FAILURE_IS_FIRST, ONE_SIGNAL}
+    assert not found.keys() & seen, found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "violated"),
+    [
+        (ForgetsDeadlines, "worker", DEADLINE_IS_FIRST),
+        (SparesNobody, "worker", FAILURE_IS_FIRST),
+        (SignalsAll, "worker", ONE_SIGNAL),
+        (NeverAsksPeers, "signal", SAME_TIME),
+    ],
+)
+def test_the_simulator_sees_a_wrong_rule(
+    wrong: type[NodeStop], kind: str, violated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find() -> set[str]:
+        jobs = (SimulatedJob(seed, PRESENT, 16, [Fault(1.0, kind, 0, 0.0)]) for seed in range(100))
+        return {name for job in jobs for name in dict(find_violations(job.play()))}
+
+    assert violated not in find()
+    monkeypatch.setattr(workers, "NodeStop", wrong)
+    assert violated in find()
+
+
+def test_the_simulator_sees_a_stop_without_a_cause() -> None:
+    """A notice that nobody has sent."""
+    job = SimulatedJob(3, PRESENT, 2, [Fault(20.0, "worker", 0, 0.0)])
+    job.agents[1].workers.accept(0, 0.0)
+    assert HAS_CAUSE in dict(find_violations(job.play()))
+
+
+def test_the_former_rules_gave_workers_different_times_after_a_signal() -> None:
+    assert campaign.play(SEEDS, FORMER).seeds[SAME_TIME]
 
 
 # --- each event in each phase -----------------------------------------------------------------
