@@ -190,7 +190,8 @@ class _Host:
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
                     _, local, remote, state, _, _, _, _, _, inode, *_ = line.split()
-                    here, there = local.rpartition(":")[2], remote.rpartition(":")[2]
+                    here = local.rpartition(":")[2]
+                    there = remote.rpartition(":")[2]
                     if state == _ESTABLISHED and here == wanted:
                         served.add(there)
                     elif there == wanted and inode in inodes:

@@ -52,8 +52,10 @@ class SurvivingWorkers:
         self._looked = 0.0
 
     def poll(self, group: WorkerGroup, context: Any) -> RunResult | None:
-        """Return the state of the workers; None if they have failed: given up,
-        or all are lost on all nodes.
+        """Return healthy or succeeded workers' state, or None if the agent has to handle a failure.
+
+        The failure is that the ranks gave up, that no node has a worker left, or that the results
+        lack one of a rank that was lost after all ranks had completed.
         """
         # A worker that leaves while its peers continue reports OTHERS_CONTINUE. Any other report
         # means that all ranks give up.
@@ -63,7 +65,7 @@ class SurvivingWorkers:
             for report in self._workers.reported().values()
             if not report.get(OTHERS_CONTINUE)
         ]
-        lost = self._find_ended()
+        lost = self._find_lost()
         for local_rank in sorted(lost - self._lost):
             logger.warning(
                 "rank %s exited; the remaining ranks restart without it", self._rank_of(local_rank)
@@ -166,10 +168,10 @@ class SurvivingWorkers:
         A worker that is stopped earlier reports less.
         """
         deadline = time.monotonic() + time_limits.SURVIVORS_EXIT_GRACE_SECONDS
-        while len(self._find_ended()) < self._workers.count and time.monotonic() < deadline:
+        while len(self._find_lost()) < self._workers.count and time.monotonic() < deadline:
             time.sleep(time_limits.SURVIVORS_POLL_SECONDS)
 
-    def _find_ended(self) -> set[int]:
+    def _find_lost(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result,
         or are about to.
         """
@@ -187,7 +189,7 @@ class SurvivingWorkers:
         """Return the local ranks that the remaining ranks continued without;
         None if the store doesn't answer.
         """
-        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._find_ended()}
+        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._find_lost()}
         round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:

@@ -56,7 +56,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     finally:
         os.close(folder_descriptor)
     try:
-        os.write(mark, _make_mark_line(folder))
+        os.write(mark, _make_host_line(folder))
     except OSError:
         os.close(mark)
         raise
@@ -67,7 +67,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     return mark
 
 
-def _make_mark_line(run: Path) -> bytes:
+def _make_host_line(run: Path) -> bytes:
     host = socket.gethostname().encode()
     if run.parent.parent not in {*_find_private_folders()}:
         return host + b"\n"  # the path shows where the run was started
@@ -100,12 +100,12 @@ def _split_at_chosen_folder(run: Path) -> tuple[Path, tuple[str, ...]]:
         return run.parent, (run.name,)
     # Nobody chose the folder `.firstfault` in the working folder, which may be one that all users
     # write to.
-    trusted_folder, names = (root, ()) if _is_own_link(root) else (root.parent, (_ROOT,))
+    trusted_folder, names = (root, ()) if _is_trusted_link(root) else (root.parent, (_ROOT,))
     _ignore_in_git(trusted_folder, names)
     return trusted_folder, (*names, run.parent.name, run.name)
 
 
-def _is_own_link(path: Path) -> bool:
+def _is_trusted_link(path: Path) -> bool:
     """Whether it's a link that this user has made, perhaps to a larger disk,
     and that no other user can replace.
     """
@@ -173,7 +173,7 @@ def find_foreign_folder(runs: Path) -> str:
     """Return the part of a folder of runs that `begin_run` refuses, or an empty string if no part
     that exists by now is refused.
     """
-    if runs.parent.name != _ROOT or _is_own_link(runs.parent):
+    if runs.parent.name != _ROOT or _is_trusted_link(runs.parent):
         return ""
     for folder in (runs.parent, runs):
         if os.path.lexists(folder):

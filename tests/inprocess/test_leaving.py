@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import math
 import subprocess
 import sys
 import threading
@@ -121,11 +122,11 @@ def test_a_report_that_failed_is_sent_again() -> None:
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 1), soft=1.0, hard=100.0)
     iteration = Iteration(store, "p/0", 0, 2)
-    watcher._look()
+    watcher._look(math.inf)
     assert iteration.outcome() is None
-    watcher._look()
+    watcher._look(math.inf)
     assert iteration.outcome() is IterationEnd.INTERRUPTED
-    watcher._look()
+    watcher._look(math.inf)
     assert len(iteration.faults()) == 1
 
 
@@ -134,7 +135,7 @@ def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 2), soft=1.0, hard=2.0)
     monkeypatch.setattr(watcher, "_kill", lambda: None)
-    watcher._look()
+    watcher._look(math.inf)
     iteration = Iteration(store, "p/0", 0, 2)
     assert iteration.outcome() is None
     watcher._store_calls.make(watcher._report_death, patient=True)

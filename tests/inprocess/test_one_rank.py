@@ -9,7 +9,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ import pytest
 import torch.distributed as dist
 
 import firstfault_inprocess as inprocess
+from firstfault_inprocess.monitor.heartbeats import HeartbeatRing
+from firstfault_inprocess.progress import SharedProgress
 from firstfault_inprocess.store import Fault, FaultKind
 from firstfault_inprocess.store_host import open_sockets
 from firstfault_inprocess.wrap import CallWrapper, current_call
@@ -26,6 +32,7 @@ from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.inprocess.training import run
 from tests.ports import get_free_port
+from tests.processes import read_processes
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.jobs
@@ -156,43 +163,105 @@ def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> 
     assert "within 102 s (hard_timeout)" in said
 
 
-def test_a_machine_that_is_frozen_for_a_while() -> None:
-    """A rank that was frozen together with its monitor process,
-    longer than it may make no progress, continues.
+@dataclass(frozen=True)
+class _FrozenJob:
+    """A job of one rank whose processes are stopped."""
+
+    process: ForkProcess
+    connection: Connection
+    rank: int
+    """A process id."""
+    monitor: int
+
+
+def _frozen_before(call: Callable[..., Any], freezes: Event, rank: int) -> Callable[..., Any]:
+    """Return a function that stops the rank and its own process once, before its call."""
+
+    def run(*args: Any) -> Any:
+        if freezes.is_set():
+            freezes.clear()
+            for pid in (rank, os.getpid()):
+                os.kill(pid, signal.SIGSTOP)
+        return call(*args)
+
+    return run
+
+
+def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection) -> None:
+    """Train in a process of its own, in which the monitor process may freeze both."""
+    os.environ["MASTER_PORT"] = str(get_free_port())
+    if freezes_in == "heartbeat":
+        HeartbeatRing.beat = _frozen_before(HeartbeatRing.beat, freezes, os.getpid())
+    elif freezes_in == "look":
+        measure = _frozen_before(SharedProgress.stalled_seconds.fget, freezes, os.getpid())
+        SharedProgress.stalled_seconds = property(measure)
+
+    @inprocess.Wrapper(
+        **{**FAST, "soft_timeout": 5.0, "hard_timeout": 7.0},
+        progress_watchdog_interval=0.1,
+        heartbeat_interval=1.0 if freezes_in == "heartbeat" else 29.0,
+    )
+    def train(call: inprocess.CallWrapper | None = None) -> int:
+        assert call is not None
+        time.sleep(1.0)  # until the monitor process has sent its heartbeat
+        its.send((os.getpid(), call._session.monitor.pid))
+        wait_until(its.poll, seconds=250.0)
+        for _ in range(30):
+            time.sleep(0.01)
+        return call.iteration
+
+    its.send(train())
+
+
+@pytest.fixture
+def frozen_jobs() -> Iterator[list[_FrozenJob]]:
+    """Start one job for each place in which the monitor process may be when the machine freezes,
+    and freeze it there.
     """
     context = multiprocessing.get_context("fork")
-    ours, its = context.Pipe()
+    jobs: list[_FrozenJob] = []
+    try:
+        for freezes_in in ("sleep", "heartbeat", "look"):
+            ours, its = context.Pipe()
+            freezes = context.Event()
+            process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its))
+            process.start()
+            its.close()  # so that the end of the rank ends the waits
+            job = _FrozenJob(process, ours, *ours.recv())
+            jobs.append(job)
+            if freezes_in == "sleep":
+                os.kill(job.rank, signal.SIGSTOP)
+                os.kill(job.monitor, signal.SIGSTOP)
+            else:
+                freezes.set()
+        yield jobs
+    finally:
+        processes = read_processes()
+        for job in jobs:
+            job.process.kill()
+            job.process.join()
+            # one that runs ends by itself, and its number may be another process's by now
+            if job.monitor in processes and processes[job.monitor].state == "T":
+                os.kill(job.monitor, signal.SIGKILL)
 
-    def rank() -> None:
-        @inprocess.Wrapper(
-            **{**FAST, "soft_timeout": 10.0, "hard_timeout": 15.0},
-            progress_watchdog_interval=0.1,
-            heartbeat_interval=29.0,
-        )
-        def train(call: inprocess.CallWrapper | None = None) -> int:
-            assert call is not None
-            # the monitor process has sent its heartbeat, and sleeps nearly all the time
-            time.sleep(1.0)
-            its.send((os.getpid(), call._session.monitor.pid))
-            wait_until(its.poll)
-            for _ in range(30):
-                time.sleep(0.01)
-            return call.iteration
 
-        its.send(train())
-
-    process = context.Process(target=rank)
-    process.start()
-    its.close()  # so that the end of the rank ends the waits below
-    frozen = ours.recv()
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in frozen:
-            os.kill(pid, number)
-        time.sleep(20.0 if number == signal.SIGSTOP else 0.5)
-    ours.send("continue")
-    process.join()
-    assert process.exitcode == 0
-    assert ours.recv() == 0
+def test_a_machine_that_was_frozen_loses_no_rank(frozen_jobs: list[_FrozenJob]) -> None:
+    """A rank that was frozen together with its monitor process, longer than it may make no
+    progress, continues; also if the monitor process wasn't asleep at that moment.
+    """
+    for job in frozen_jobs:
+        for pid in (job.rank, job.monitor):
+            wait_until(lambda pid=pid: read_processes()[pid].state == "T")
+    time.sleep(9.0)
+    for job in frozen_jobs:
+        # the monitor process looks before the rank makes progress
+        for pid in (job.monitor, job.rank):
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)
+        job.connection.send("continue")
+        job.process.join()
+        assert job.process.exitcode == 0
+        assert job.connection.recv() == 0
 
 
 def test_a_block_in_which_no_time_counts() -> None:

@@ -280,7 +280,8 @@ def test_a_program_that_exits_while_a_peer_fails(
             _leaving(ready)
 
         began = time.monotonic_ns()
-        processes = start(exits, _plain)
+        # the second one is waited for, because it failed, and ends by itself
+        processes = start(exits, _leaving)
         pcontext = SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={})
         local.started(pcontext, (0, 1))
         local.find_finished()  # all that was sent before has been read

@@ -140,22 +140,24 @@ class MonitorProcess:
     def watch(self) -> None:
         """Watch until the worker's call is over."""
         interval = self._options.seconds("monitor_process_interval")
-        began = time.monotonic()
+        looked = time.monotonic()
         while not self._process.await_death(interval):
             # `close` sets this just before it kills this process: no look may report or kill a
             # worker with a finished call.
             if self._progress.phase == RankPhase.CLOSED:
                 return
             # CLOCK_MONOTONIC advances while a process is stopped by a signal or by a frozen cgroup.
-            # The wait then takes far longer than `interval`.
-            late = time.monotonic() - began - interval
-            if late > time_limits.FROZEN_WATCHDOG_SECONDS:
+            # That may happen during the look, too, so all counts since the look before; calls to
+            # the store may have taken their limit.
+            now = time.monotonic()
+            late = now - looked - interval
+            if late > time_limits.FROZEN_WATCHDOG_SECONDS + self._store_calls.take_limits():
                 self._postpone(late)
+            looked = now
             # Whatever fails in one look, such as for want of memory, the next one tries again: if
             # this process ended, the peers would consider a healthy worker lost.
-            log_error(try_call(self._look, Exception)[1])
+            log_error(try_call(partial(self._look, looked), Exception)[1])
             log_error(try_call(self._keep_standby, Exception)[1])
-            began = time.monotonic()
         # The worker has died, and the shared memory has its last phase. In IDLE, LEFT and CLOSED no
         # report is due.
         if self._progress.phase not in {RankPhase.IDLE, RankPhase.CLOSED, RankPhase.LEFT}:
@@ -165,9 +167,17 @@ class MonitorProcess:
 
     # --- the worker -------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, awake: float) -> None:
+        """Report a worker that makes no progress, end it, or send a heartbeat.
+
+        `awake`: when this process wasn't frozen, in seconds of the monotonic clock.
+        """
         progress = self._progress
         stalled, ending = progress.stalled_seconds, progress.ending_seconds
+        # If this process was frozen since then, so was its worker: the next look moves the
+        # deadlines.
+        if time.monotonic() - awake > time_limits.FROZEN_WATCHDOG_SECONDS:
+            return
         # Once per iteration, unless the store didn't take the report: then the next look tries
         # again.
         if stalled > self._options.seconds("soft_timeout") and self._reported != progress.iteration:

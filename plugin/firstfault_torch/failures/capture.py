@@ -265,7 +265,8 @@ def _find_marked_columns(entry: TracebackType, source: str) -> tuple[int, int]:
     # of an expression on several lines the first one is marked to its end
     till = len(source) if last != first else len(data[:end].decode(errors="replace"))
     indent = len(source) - len(source.lstrip())
-    since, till = len(data[:start].decode(errors="replace")) - indent, till - indent
+    since = len(data[:start].decode(errors="replace")) - indent
+    till -= indent
     whole = since <= 0 and till >= len(source) - indent
     return (0, 0) if whole or not 0 <= since < till else (since, till)
 

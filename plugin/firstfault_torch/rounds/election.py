@@ -217,8 +217,8 @@ class VerdictElection:
         store = self._connections[0]
         if store is None:
             return None
-        key, value = self._key("verdict"), pack_verdict(verdict)
-        call = partial(try_call, partial(set_once, store, key, value), dist.DistError)
+        set_verdict = partial(set_once, store, self._key("verdict"), pack_verdict(verdict))
+        call = partial(try_call, set_verdict, dist.DistError)
         seconds = time_limits.STORE_TIMEOUT_SECONDS
         doing = "handing the verdict to the other nodes"
         found, _ = call_with_timeout(call, seconds, doing, self._shutdown_requested) or (None, None)

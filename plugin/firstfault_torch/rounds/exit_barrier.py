@@ -24,7 +24,6 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.exit_barrier import (
     NAMES_KEY,
     AcksAwaited,
-    AgentsCounted,
     AllFinished,
     AnnounceFinished,
     Arrived,
@@ -36,15 +35,16 @@ from firstfault_torch.protocol.exit_barrier import (
     BarrierPhase,
     CheckNames,
     CloseRendezvous,
-    CountAgents,
     Counted,
+    CountFirstfaultNodes,
     CountIn,
     ExitBarrier,
     Fail,
     FailWithoutStore,
     FatalFailureRead,
+    FirstfaultNodesCounted,
+    IgnoreSignals,
     MarkComplete,
-    MarkFinished,
     NamesRead,
     OutcomeUnknown,
     PollBarrier,
@@ -180,9 +180,9 @@ class PeersAtExit:
             case CheckNames(adds_own):
                 doing = "looking which nodes wait at the exit barrier"
                 return NamesRead(self._ask_agents(partial(self._read_names, adds_own), doing))
-            case CountAgents():
+            case CountFirstfaultNodes():
                 doing = "asking which nodes have firstfault"
-                return AgentsCounted(self._ask_agents(count_joined, doing))
+                return FirstfaultNodesCounted(self._ask_agents(count_joined, doing))
             case ReadOutcome():
                 doing = "looking for the round's outcome"
                 call_with_timeout(broadcast.poll, seconds, doing)
@@ -192,7 +192,7 @@ class PeersAtExit:
                 return self._parse_outcome(found) if found else None
             case AnnounceFinished():
                 return self._announce_finished()
-            case MarkFinished():
+            case IgnoreSignals():
                 self._mark_finished()
             case AwaitAcks(limit):
                 self._await_acks(limit)

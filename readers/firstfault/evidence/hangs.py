@@ -37,7 +37,7 @@ from firstfault.evidence.progress import (
     parse_progress,
     parse_reported_wait,
 )
-from firstfault.evidence.unreported import find_ranks_without_failure, find_self_ended_ranks
+from firstfault.evidence.unreported import find_agentless_exits, map_unfailed_ranks_to_nodes
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
@@ -414,7 +414,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     A rank that destroys its process group at the end, or exits, closes its connections. A program
     that exits with 0 leaves no document.
     """
-    if exited_processes := find_self_ended_ranks(diagnosis.job):
+    if exited_processes := find_agentless_exits(diagnosis.job):
         why = "its process had exited, and its peers waited for it or lost it"
         victims = [
             item
@@ -448,7 +448,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
-    silent = find_ranks_without_failure(diagnosis.job)
+    silent = map_unfailed_ranks_to_nodes(diagnosis.job)
     # a rank that left nothing only counts as exited if every other rank is accounted for
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
     are_victims = all(
@@ -486,10 +486,13 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
         )
         if judged.failure.rank is None or exception is None or judged.failure.collectives:
             return []
-        if not names_a_wait(find_first_cause(exception)):
+        first_cause = find_first_cause(exception)
+        if not names_a_wait(first_cause):
             return []
-        own_frames, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
-        called = [frame.function for frame in frames if _COLLECTIVES_FILE.search(frame.file)]
+        own_frames = find_own_frames(exception)[-1:]
+        called = [
+            frame.function for frame in first_cause.frames if _COLLECTIVES_FILE.search(frame.file)
+        ]
         operation = called[-1] if called else ""
         if not own_frames or _SUBGROUP_CALL.search(f"{own_frames[0].code} {operation}"):
             return []

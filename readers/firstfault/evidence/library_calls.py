@@ -10,7 +10,11 @@ from dataclasses import replace
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault.exceptions.first_cause import find_causes, iter_exceptions, list_library_calls
+from firstfault.exceptions.first_cause import (
+    find_causes,
+    iter_exceptions,
+    list_innermost_library_calls,
+)
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 
@@ -47,7 +51,7 @@ def classify_by_library_call(
         is_cut or (classification.role is Role.PRIMARY and not classification.is_specific)
     ):
         return classification
-    called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
+    called = list_innermost_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
     if any(map(_CHECKPOINT_LOADER.search, called)):
         return replace(classification, role=Role.PRIMARY, category="checkpoint")
     return (
@@ -76,7 +80,7 @@ def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
     """Whether a command line or configuration parser raised,
     directly or in a function that it called.
     """
-    return _is_parser_called(list_library_calls(exception))
+    return _is_parser_called(list_innermost_library_calls(exception))
 
 
 # Functions of libraries that read a command line or a configuration

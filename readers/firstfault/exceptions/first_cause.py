@@ -31,14 +31,16 @@ _INTERRUPTION_TYPES = {
     "SystemExit",
 }
 """Exceptions that report how a task or an iterator ended, not why."""
-_VAGUE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
+_UNINFORMATIVE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
 """Lookups with uninformative messages: the exception that a program raises in the
 handler explains more.
 """
 _MISSING_FEATURES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
 """Exceptions that make a program take another way, whatever else its handler does."""
 _LOOKUP_TYPES = (
-    {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
+    {"AttributeError", "FileExistsError", "FileNotFoundError"}
+    | _UNINFORMATIVE_LOOKUPS
+    | _MISSING_FEATURES
 )
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
@@ -126,7 +128,7 @@ def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
             yield from iter_exceptions(member)
 
 
-def list_library_calls(exception: ExceptionInfo) -> list[str]:
+def list_innermost_library_calls(exception: ExceptionInfo) -> list[str]:
     """Return "file function" of the library frames below the program's last frame on the
     way to the first cause.
     """
@@ -236,7 +238,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     is_lookup = name in _LOOKUP_TYPES and is_expected and len(own_frames) <= 1 and not is_raised
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
-        return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
+        return is_lookup and (is_separate or name in _UNINFORMATIVE_LOOKUPS)
     names = (code.partition("(")[0], *(frame.function for frame in below))
     if any(map(_AFTERMATH_WORD.search, names)):
         return False
