@@ -15,7 +15,6 @@ from firstfault_torch.protocol.stopping import (
     AskPeers,
     AskWorkers,
     AwaitEnds,
-    AwaitReports,
     BroadcastFailure,
     DeadlinesExpired,
     EndsAwaited,
@@ -25,7 +24,6 @@ from firstfault_torch.protocol.stopping import (
     NoticeReceived,
     PeersAsked,
     Ranks,
-    ReportsAwaited,
     SendSignal,
     StopBegan,
     StopEvent,
@@ -52,7 +50,7 @@ _WAYS_TO_FAIL = {"raises": 6, "dies": 3, "misses a deadline": 2}
 _SHARE_OF_SAVING_WORKERS = 0.25
 _SHARE_OF_STUCK_WORKERS = 0.04
 _SHARE_OF_SECOND_FAILURES = 0.2
-_SHARE_OF_RAISING_WORKERS = 0.1
+_SHARE_OF_RAISING_WORKERS = 0.05
 _SHARE_OF_SLOW_EXITS = 0.1
 
 
@@ -185,15 +183,11 @@ class Workers:
                 self._agent.notify(0.0)
             case StopWorkers():
                 self._begin(instruction)
-            case AskWorkers(ranks):
+            case AskWorkers(ranks, seconds):
                 took = 2 * time_limits.WORKER_QUERY_TIMEOUT_SECONDS * draw.random()
-                raising = self._choose(ranks, _SHARE_OF_RAISING_WORKERS)
-                self._answer_later(took, lambda: WorkersAnswered(raising))
-                return False
-            case AwaitReports(ranks):
-                reported = self._choose(ranks, 0.5)
-                took = time_limits.IN_FLIGHT_GRACE_SECONDS * draw.random() if ranks else 0.0
-                self._answer_later(took, lambda: self._take_reports(reported))
+                reported = self._choose(ranks, _SHARE_OF_RAISING_WORKERS)
+                took += seconds * draw.random() if reported else 0.0
+                self._answer_later(took, lambda: self._report_raised(reported))
                 return False
             case SendSignal(ranks):
                 self._signal(ranks)
@@ -217,12 +211,12 @@ class Workers:
         event = StopBegan(request, began_ns, self._running, frozenset(), frozenset())
         self._instructions += self._handle(event)
 
-    def _take_reports(self, reported: Ranks) -> ReportsAwaited:
+    def _report_raised(self, reported: Ranks) -> WorkersAnswered:
         for rank in reported:
             worker = self.members[rank]
             worker.failed_at = worker.failed_at or self._events.now
             self._end_after(self._draw.uniform(0.0, 0.5), rank)
-        return ReportsAwaited(reported, frozenset())
+        return WorkersAnswered(reported, frozenset())
 
     def _signal(self, ranks: Ranks) -> None:
         for rank in sorted(ranks):

@@ -19,7 +19,6 @@ from firstfault_torch.protocol.stopping import (
     AskPeers,
     AskWorkers,
     AwaitEnds,
-    AwaitReports,
     BroadcastAgentError,
     BroadcastFailure,
     DeadlinesExpired,
@@ -31,7 +30,6 @@ from firstfault_torch.protocol.stopping import (
     NoticeReceived,
     PeersAsked,
     Ranks,
-    ReportsAwaited,
     SendSignal,
     Step,
     StopBegan,
@@ -67,7 +65,6 @@ class Node:
     ignore_signal: set[int] = field(default_factory=set)
     ending: set[int] = field(default_factory=set)
     exiting: set[int] = field(default_factory=set)
-    raising: set[int] = field(default_factory=set)
     reporting: set[int] = field(default_factory=set)
     ended_by_signal: set[int] = field(default_factory=set)
     has_signal: bool = False
@@ -103,10 +100,8 @@ class Node:
                 return StopBegan(instruction, int(self.now * 1e9), *sets)
             case AskWorkers():
                 self.now += 0.5
-                return WorkersAnswered(frozenset(self.raising))
-            case AwaitReports(ranks):
                 self.alive -= self.ended_by_signal
-                return ReportsAwaited(ranks & self.reporting, frozenset(self.ended_by_signal))
+                return WorkersAnswered(frozenset(self.reporting), frozenset(self.ended_by_signal))
             case SendSignal(ranks):
                 self.alive -= ranks - self.ignore_signal
             case AwaitEnds():
@@ -189,14 +184,13 @@ def test_before_an_agent_ends_by_an_error_its_peers_know() -> None:
         (Node(), WorkersFailed({0: 5}, (1,)), {0, 1}),
         (Node(ending={2}), FAILED, {0, 2}),
         (Node(exiting={2}), FAILED, {0, 2}),
-        (Node(raising={1, 2}, reporting={2}), FAILED, {0, 2}),
-        (Node(raising={1}, reporting={1, 2}), FAILED, {0, 1}),
+        (Node(reporting={2}), FAILED, {0, 2}),
         (Node(ended_by_signal={1}), FAILED, {0, 1}),
         (Node(), NOTICE, set()),
         (Node(), NoticeReceived("boom", PEER, 0.0, frozenset({1})), {1}),
-        (Node(exiting={1}, raising={2}, reporting={2}), NOTICE, {1, 2}),
+        (Node(exiting={1}, reporting={2}), NOTICE, {1, 2}),
         (Node(exiting={2}), StopRequested(TERMINATED), set()),
-        (Node(raising={1}, reporting={1}), StopRequested(TERMINATED), set()),
+        (Node(reporting={1}), StopRequested(TERMINATED), set()),
         (Node(ended_by_signal={1}), StopRequested(TERMINATED), set()),
         (Node(ending={1}), StopRequested(TERMINATED), {1}),
     ],
@@ -206,7 +200,6 @@ def test_before_an_agent_ends_by_an_error_its_peers_know() -> None:
         "the kernel ends it",
         "it had begun to exit",
         "it reports while it is asked",
-        "only one with an exception on its way out is waited for",
         "a signal from elsewhere ended it",
         "a peer failed",
         "it died when a peer did",
@@ -244,7 +237,7 @@ def test_one_that_failed_has_longer_to_end_than_its_siblings() -> None:
 
 def test_one_that_reported_while_it_was_asked_has_no_more_time_than_its_siblings() -> None:
     """It gets no signal either."""
-    node = Node(raising={1}, reporting={1}).play(FAILED)
+    node = Node(reporting={1}).play(FAILED)
     assert node.signalled == {2}
     assert node.seconds_until_kill[1] == SHORT_S
 
@@ -284,6 +277,16 @@ def test_a_stop_says_because_of_whom() -> None:
         request = Node().play(event).stop.state.request
         assert request is not None
         assert (request.reason, request.cause) == (reason, cause)
+
+
+@pytest.mark.parametrize(
+    ("event", "seconds"), [(FAILED, 1.0), (NOTICE, 1.0), (StopRequested(TERMINATED), 0.0)]
+)
+def test_how_long_exceptions_on_their_way_out_are_awaited(event: StopEvent, seconds: float) -> None:
+    """Not after a signal to this node: they may be answers to it."""
+    (asked,) = Node().play(event).find(AskWorkers)
+    assert isinstance(asked, AskWorkers)
+    assert asked.report_seconds == seconds
 
 
 # --- rules 4 and 5: how long they may take ----------------------------------------------------
@@ -389,7 +392,7 @@ def test_a_stop_that_had_not_begun_begins_with_the_signal_as_its_reason(
     assert (request.reason, request.seconds) == (TERMINATED, LONG_S)
 
 
-@pytest.mark.parametrize("when", [AskWorkers, AwaitReports, SendSignal, AwaitEnds, AskPeers, Kill])
+@pytest.mark.parametrize("when", [AskWorkers, SendSignal, AwaitEnds, AskPeers, Kill])
 def test_a_stop_that_a_signal_interrupts_is_carried_on(when: type[StopInstruction]) -> None:
     """It keeps its reason and who failed first, and ends."""
     node = Node(ignore_signal={1}, interrupted_at=when).play(FAILED)
@@ -400,7 +403,7 @@ def test_a_stop_that_a_signal_interrupts_is_carried_on(when: type[StopInstructio
     assert (state.phase, state.request.reason) == (StopPhase.STOPPED, SIBLING_FAILED)
     assert state.failed_first == {0}
     assert node.alive == set()
-    is_unsignalled = when in {AskWorkers, AwaitReports}
+    is_unsignalled = when is AskWorkers
     assert state.request.sent == ("SIGINT" if is_unsignalled else "SIGTERM")
     assert node.seconds_until_kill[1] == (LONG_S if is_unsignalled else SHORT_S)
 
@@ -457,8 +460,8 @@ class SparesNobody(NodeStop):
 class SignalsAll(NodeStop):
     """A wrong rule: workers that failed first get the signal, too."""
 
-    def _end(self, state: StopState, waits_from: float) -> Step:
-        state, (_, wait) = super()._end(state, waits_from)
+    def _send_signal(self, state: StopState, waits_from: float) -> Step:
+        state, (_, wait) = super()._send_signal(state, waits_from)
         return state, [SendSignal(state.alive), wait]
 
 
@@ -517,8 +520,7 @@ EVENTS: tuple[StopEvent, ...] = (
     NOTICE,
     StopRequested(TERMINATED),
     StopBegan(StopWorkers(SIBLING_FAILED, SHORT_S), 1, frozenset({0, 1}), NOBODY, NOBODY),
-    WorkersAnswered(NOBODY),
-    ReportsAwaited(NOBODY, NOBODY),
+    WorkersAnswered(NOBODY, NOBODY),
     EndsAwaited(frozenset({0, 1})),
     EndsAwaited(NOBODY),
     PeersAsked(has_signal=True),

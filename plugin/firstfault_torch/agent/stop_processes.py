@@ -27,14 +27,12 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.stopping import (
     AskWorkers,
     AwaitEnds,
-    AwaitReports,
     DeadlinesExpired,
     EndsAwaited,
     Kill,
     KillAtDeadline,
     NodeStop,
     Ranks,
-    ReportsAwaited,
     SendSignal,
     StopBegan,
     StopEvent,
@@ -192,14 +190,15 @@ class WorkerStopper:
         match instruction:
             case StopWorkers():
                 return self._begin(instruction)
-            case AskWorkers(ranks):
-                return self.handle(WorkersAnswered(self._ask(ranks)))
-            case AwaitReports(ranks):
-                return self.handle(self._await_reports(ranks))
+            case AskWorkers():
+                return self.handle(self._ask(instruction))
             case SendSignal(ranks):
                 self._signal(ranks)
             case AwaitEnds():
-                self._await(lambda: self._find_running() & self._machine.state.awaited)
+                self._await(
+                    lambda: self._find_running() & self._machine.state.awaited,
+                    lambda: self._machine.state.deadline,
+                )
                 return self.handle(EndsAwaited(self._find_running()))
             case Kill(ranks):
                 for rank in ranks:
@@ -248,26 +247,27 @@ class WorkerStopper:
             event = StopBegan(request, began_ns, alive, frozenset(ending), frozenset(exiting))
             return self._machine.handle(event, time.monotonic())
 
-    def _ask(self, ranks: Ranks) -> Ranks:
-        pids = {rank: self._processes[rank].pid for rank in sorted(ranks)}
+    def _ask(self, instruction: AskWorkers) -> WorkersAnswered:
+        """Ask workers, and wait a moment for those with an exception on its way out. One that hangs
+        in its clean-up reports nothing, and is stopped.
+        """
+        pids = {rank: self._processes[rank].pid for rank in sorted(instruction.local_ranks)}
         self._observations = collect_snapshots(self._channel, self._reporter.node_context, pids)
-        return find_raising(self._observations)
-
-    def _await_reports(self, ranks: Ranks) -> ReportsAwaited:
-        """A rank that hangs in its clean-up reports nothing, and is stopped at the deadline."""
+        raising = find_raising(self._observations)
+        until = time.monotonic() + instruction.report_seconds
 
         def find_reported() -> Ranks:
             failed = self._channel.failed() if self._channel is not None else {}
-            return ranks & failed.keys()
+            return raising & failed.keys()
 
-        self._await(lambda: ranks - find_reported())
+        self._await(lambda: raising - find_reported(), lambda: until)
         sent = -self._get_signal()
         ended = {rank for rank, process in enumerate(self._processes) if process.exitcode == sent}
-        return ReportsAwaited(find_reported(), frozenset(ended))
+        return WorkersAnswered(find_reported(), frozenset(ended))
 
-    def _await(self, find_left: Callable[[], Ranks]) -> None:
-        """Wait until nothing is left, or until the deadline of the machine, which may move."""
-        while find_left() and time.monotonic() < self._machine.state.deadline:
+    def _await(self, find_left: Callable[[], Ranks], get_deadline: Callable[[], float]) -> None:
+        """Wait until nothing is left, or until the deadline, which may move."""
+        while find_left() and time.monotonic() < get_deadline():
             time.sleep(time_limits.STOP_POLL_SECONDS)
 
     def _find_running(self) -> Ranks:

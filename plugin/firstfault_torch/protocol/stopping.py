@@ -3,8 +3,7 @@
 | phase | what the agent does | until |
 |---|---|---|
 | RUNNING | watches its workers | a failure here or elsewhere, or torch is to stop them |
-| ASKING | asks the workers for stacks and state | they have answered; 0.6 s |
-| AWAITING_REPORTS | waits for workers with an exception on its way out | they report; 1 s |
+| ASKING | asks the workers for stacks and state | 0.6 s, 1 s more for exceptions on their way out |
 | ENDING | has sent the signal, and waits | they have ended; their time is over |
 | ASKING_PEERS | asks whether a node has got a signal, before it kills | the store answers |
 | KILLING | has sent SIGKILL, and waits | they have ended; as long again |
@@ -27,7 +26,7 @@ Rules; `tests/protocol` has a test of each, and plays schedules in which they ar
    at once; whether a peer got one is asked before the first worker is killed.
 6. A worker is killed at a deadline only if no stop has begun: it would be the victim of another
    failure.
-7. A stop that a signal's exception has interrupted is carried on, not begun again.
+7. A stop that a signal's exception has interrupted is resumed, not begun again.
 """
 
 from __future__ import annotations
@@ -116,15 +115,8 @@ class StopBegan:
 class WorkersAnswered:
     """The answer to `AskWorkers`."""
 
-    raising: Ranks
-    """Workers with an exception on its way out, or whose interpreter ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportsAwaited:
-    """The answer to `AwaitReports`."""
-
     reported: Ranks
+    """Workers that have reported an exception that was on its way out."""
     ended_by_signal: Ranks
     """Workers that the stop's own signal has ended before it was sent."""
 
@@ -164,7 +156,6 @@ StopEvent: TypeAlias = (
     | StopRequested
     | StopBegan
     | WorkersAnswered
-    | ReportsAwaited
     | EndsAwaited
     | PeersAsked
     | AgentTerminated
@@ -220,16 +211,13 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class AskWorkers:
-    """Ask these workers for stacks and state; answer with `WorkersAnswered`."""
+    """Ask these workers for stacks and state, then wait for the reports of those with an exception
+    on its way out; answer with `WorkersAnswered`.
+    """
 
     local_ranks: Ranks
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitReports:
-    """Wait until these workers have reported, or the deadline; answer with `ReportsAwaited`."""
-
-    local_ranks: Ranks
+    report_seconds: float
+    """Longest wait for these reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +260,6 @@ StopInstruction: TypeAlias = (
     | DocumentExits
     | StopWorkers
     | AskWorkers
-    | AwaitReports
     | SendSignal
     | AwaitEnds
     | AskPeers
@@ -289,7 +276,6 @@ class StopPhase(Enum):
 
     RUNNING = "running"
     ASKING = "asking"
-    AWAITING_REPORTS = "awaiting reports"
     ENDING = "ending"
     ASKING_PEERS = "asking peers"
     KILLING = "killing"
@@ -394,10 +380,10 @@ class NodeStop:
         if isinstance(event, AgentTerminated):
             return self._lengthen(now), []
         if self.state.phase is StopPhase.RUNNING:
-            return self._leave_running(event)
-        return self._stop(event, now)
+            return self._handle_while_running(event)
+        return self._handle_while_stopping(event, now)
 
-    def _leave_running(self, event: StopEvent) -> Step:
+    def _handle_while_running(self, event: StopEvent) -> Step:
         state = self.state
         match event:
             case DeadlinesExpired(ranks):
@@ -415,17 +401,15 @@ class NodeStop:
             case _:
                 return state, []
 
-    def _stop(self, event: StopEvent, now: float) -> Step:
+    def _handle_while_stopping(self, event: StopEvent, now: float) -> Step:
         state, phase = self.state, self.state.phase
         match event:
             case StopRequested(sent=sent):
-                return self._carry_on(sent, now)
-            case WorkersAnswered(raising) if phase is StopPhase.ASKING:
-                return self._await_reports(raising, now)
-            case ReportsAwaited() if phase is StopPhase.AWAITING_REPORTS:
-                return self._end(self._spare_reported(event), now)
+                return self._resume(sent, now)
+            case WorkersAnswered() if phase is StopPhase.ASKING:
+                return self._send_signal(self._spare_reported(event), now)
             case EndsAwaited(running):
-                return self._take_ends(running & state.awaited, now)
+                return self._handle_ends(running & state.awaited, now)
             case PeersAsked(has_signal) if phase is StopPhase.ASKING_PEERS:
                 later = self._lengthen(now) if has_signal else state
                 asked = replace(later, phase=StopPhase.ENDING, has_asked_peers=True)
@@ -486,7 +470,8 @@ class NodeStop:
         # memory, so rank 0 fails in a collective and is found first. Without `ending`, the death
         # of rank 3 would count as this stop's work, and rank 0 as the cause.
         spared = request.failed_first | self.state.expired | event.ending
-        if request.reason != TERMINATED:
+        is_terminated = request.reason == TERMINATED
+        if not is_terminated:
             spared |= event.exiting
         state = replace(
             self.state,
@@ -497,27 +482,24 @@ class NodeStop:
             alive=event.alive,
             spared=spared,
         )
-        return state, [AskWorkers(event.alive - spared)]
-
-    def _await_reports(self, raising: Ranks, now: float) -> Step:
-        if self._is_terminated:
-            raising = _NONE
         seconds = min(time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2)
-        state = replace(self.state, phase=StopPhase.AWAITING_REPORTS, gives_up_at=now + seconds)
-        return state, [AwaitReports(raising)]
+        return state, [AskWorkers(event.alive - spared, 0.0 if is_terminated else seconds)]
 
-    def _spare_reported(self, event: ReportsAwaited) -> StopState:
+    def _spare_reported(self, event: WorkersAnswered) -> StopState:
         """This agent hasn't sent the signal yet, so who was ended by it failed by itself; not if
         the signal may have gone to all processes of the node.
         """
-        ended = _NONE if self._is_terminated else event.ended_by_signal
-        return replace(self.state, spared=self.state.spared | ended, leaving=event.reported - ended)
+        state = self.state
+        if state.request is None or state.request.reason == TERMINATED:
+            return state
+        leaving = event.reported - event.ended_by_signal
+        return replace(state, spared=state.spared | event.ended_by_signal, leaving=leaving)
 
-    def _end(self, state: StopState, waits_from: float) -> Step:
+    def _send_signal(self, state: StopState, waits_from: float) -> Step:
         state = replace(state, phase=StopPhase.ENDING, waits_from=waits_from)
         return state, [SendSignal(state.alive - state.failed_first), AwaitEnds()]
 
-    def _take_ends(self, left: Ranks, now: float) -> Step:
+    def _handle_ends(self, left: Ranks, now: float) -> Step:
         state = self.state
         if left and now < state.deadline:  # it has moved meanwhile
             return state, [AwaitEnds()]
@@ -539,29 +521,24 @@ class NodeStop:
         state = replace(self.state, phase=phase, gives_up_at=now + self.stop_seconds)
         return state, [Kill(left), AwaitEnds()]
 
-    def _carry_on(self, sent: str, now: float) -> Step:
-        """Continue a stop after an interruption; its last instruction may not be carried out."""
+    def _resume(self, sent: str, now: float) -> Step:
+        """Resume a stop after an interruption; its last instruction may not be carried out."""
         state = self.state
         match state.phase:
-            case StopPhase.ASKING | StopPhase.AWAITING_REPORTS if state.request is not None:
+            case StopPhase.ASKING if state.request is not None:
                 # it was interrupted before the workers got their signal
                 request = replace(
                     state.request, seconds=self._healthy_seconds, asks_peers=False, sent=sent
                 )
-                return self._end(replace(state, request=request), now)
+                return self._send_signal(replace(state, request=request), now)
             case StopPhase.ENDING | StopPhase.ASKING_PEERS | StopPhase.KILLING:
-                return self._end(state, state.waits_from)
+                return self._send_signal(state, state.waits_from)
             case StopPhase.SPARING | StopPhase.KILLING_SPARED:
                 return replace(state, phase=StopPhase.SPARING), [AwaitEnds()]
             case _:
                 return state, []
 
     # --- parts --------------------------------------------------------------------------------
-
-    @property
-    def _is_terminated(self) -> bool:
-        request = self.state.request
-        return request is not None and request.reason == TERMINATED
 
     @property
     def _must_ask_peers(self) -> bool:
