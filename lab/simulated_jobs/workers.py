@@ -232,10 +232,10 @@ class Workers:
         """Go on when they have ended or their time is over; called at each end, too."""
         if not self._is_waiting:
             return
-        state, running = self.stop.state, self._running
-        left = state.deadline - self._events.now
-        if running & state.awaited and left > 0:
-            self._agent.after(max(left, time_limits.STOP_POLL_SECONDS), self._await_ends)
+        state, now, running = self.stop.state, self._events.now, self._running
+        if not state.is_over(running, now):
+            pause = max(state.deadline - now, time_limits.STOP_POLL_SECONDS)
+            self._agent.after(pause, self._await_ends)
             return
         self._is_waiting = False
         self._play(EndsAwaited(running))

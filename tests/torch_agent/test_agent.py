@@ -460,7 +460,7 @@ def test_a_signal_lengthens_a_stop(
         wait_until(others.has_grace)
     else:
         received = SignalReceived(signal.SIGTERM, Moment.now())
-        stopping = partial(wait_until, lambda: agent.node.workers.stopped is not None)
+        stopping = partial(wait_until, lambda: agent.node.workers.stopper.stopped is not None)
         told = threading.Thread(target=lambda: (stopping(), agent.node.report_signal(received)))
         told.start()
     _kill(agent, 1)

@@ -169,9 +169,10 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
 
     assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGTERM]
     now = time.monotonic_ns()
-    assert local.stopped is not None
+    assert local.stopper.stopped is not None
     assert [
-        local.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)
+        local.stopper.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now))
+        for rank in (0, 1)
     ] == [False, True]
 
 
@@ -288,8 +289,8 @@ def test_a_program_that_exits_while_a_peer_fails(
         _stop(local, reason, frozenset({1}))
         assert _exit_codes(processes)[0] == exit_code
         (exiting_ns,) = local.find_failure_times().values()
-        assert began < exiting_ns < local.stopped.began_ns
-        assert (0 in local.stopped.failed_first) == (exit_code == 7)
+        assert began < exiting_ns < local.stopper.stopped.began_ns
+        assert (0 in local.stopper.stopped.failed_first) == (exit_code == 7)
         local.stop_watching()
         local.close()
 

@@ -336,7 +336,7 @@ class ReportingAgent(LocalElasticAgent):
         Torch's own result and log name the failure that it finds first, which may be a stopped
         sibling; or none, while a child of the dead process keeps its sentinel open.
         """
-        files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
+        files, stopped = self.node.reporter.report.error_files, self.node.workers.stopper.stopped
         reported = stopped.failed_first if stopped is not None else frozenset()
         # Not simply the earliest death: a rank that raised, or called `sys.exit`, may be in its
         # teardown for seconds, and die after the siblings that failed because of it.

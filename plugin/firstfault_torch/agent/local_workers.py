@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault_torch import time_limits
-from firstfault_torch.agent.deaths import WorkerExit, WorkerSnapshot, WorkerStop
+from firstfault_torch.agent.deaths import WorkerExit, WorkerSnapshot
 from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
@@ -178,11 +178,6 @@ class LocalWorkers:
         return self._watch is not None
 
     @property
-    def stopped(self) -> WorkerStop | None:
-        """Why this agent stopped the workers of the round, or None if it didn't."""
-        return self.stopper.stopped
-
-    @property
     def count(self) -> int:
         """How many workers this round has on this node."""
         return len(worker_processes(self._context))
@@ -222,7 +217,10 @@ class LocalWorkers:
         """
         if self._channel is None or self._watch is None:
             return frozenset()
-        stop, pids = self.stopped, [process.pid for process in worker_processes(self._context)]
+        stop, pids = (
+            self.stopper.stopped,
+            [process.pid for process in worker_processes(self._context)],
+        )
         reports = self._channel.finished(time_limits.FINISHED_REPORTS_TIMEOUT_SECONDS)
         finished = {
             rank
@@ -268,7 +266,7 @@ class LocalWorkers:
         # Before `ended`: a worker that hands over its result between the two reads can't have ended
         # by the second, because torch's `_wrap` lets it end only after all results.
         counted = unfinished(self._context)
-        stop = self.stopped
+        stop = self.stopper.stopped
         return [
             worker_exit
             for worker_exit in self._watch.ended()
@@ -296,7 +294,7 @@ class LocalWorkers:
                 worker_exit.local_rank
                 not in {item.local_rank for item in worker_exits} | self._forgotten
             ):
-                self._reporter.document(worker_exit, self.stopped, only_held=True)
+                self._reporter.document(worker_exit, self.stopper.stopped, only_held=True)
 
     def document(self, worker_exit: WorkerExit) -> None:
         """Document one death in the background, unless that has begun."""
@@ -310,7 +308,10 @@ class LocalWorkers:
             else None
         )
         self._reporter.document(
-            worker_exit, self.stopped, expiry=self.stopper.expired.get(rank), seen=last_state
+            worker_exit,
+            self.stopper.stopped,
+            expiry=self.stopper.expired.get(rank),
+            seen=last_state,
         )
 
     def _ask_before_abort(self, local_rank: int) -> None:
@@ -336,7 +337,7 @@ class LocalWorkers:
         """
         # Read by the thread that watches progress. A worker that is being stopped makes no
         # progress, and isn't hung.
-        if self._watch is None or self.stopped is not None:
+        if self._watch is None or self.stopper.stopped is not None:
             return {}
         ended = self._watch.noticed
         return {

@@ -299,13 +299,14 @@ class NodeRound:
         if self.peers is None:
             return
         place = self.places.of()
+        rank = self.places.rank_of(local_rank) if local_rank is not None else None
         report = self.workers.reported().get(local_rank, {}) if local_rank is not None else {}
         self.peers.notify(
             FailureNotice(
                 self._describe_failure(local_rank, report),
                 place.node,
                 place.group_rank,
-                rank=self.places.rank_of(local_rank) if local_rank is not None else None,
+                rank=rank,
                 document=str(report.get("document", "")),
                 fatal=self._restarts_left == 0,
                 asks=self.needs_restart_vote,

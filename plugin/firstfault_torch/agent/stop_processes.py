@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +195,7 @@ class WorkerStopper:
             case SendSignal(ranks):
                 self._signal(ranks)
             case AwaitEnds():
-                self._await(
-                    lambda: self._find_running() & self._machine.state.awaited,
-                    lambda: self._machine.state.deadline,
-                )
-                return self.handle(EndsAwaited(self._find_running()))
+                return self.handle(self._await_ends())
             case Kill(ranks):
                 for rank in ranks:
                     self._send(rank, signal.SIGKILL)
@@ -260,15 +256,16 @@ class WorkerStopper:
             failed = self._channel.failed() if self._channel is not None else {}
             return raising & failed.keys()
 
-        self._await(lambda: raising - find_reported(), lambda: until)
+        while raising - find_reported() and time.monotonic() < until:
+            time.sleep(time_limits.STOP_POLL_SECONDS)
         sent = -self._get_signal()
         ended = {rank for rank, process in enumerate(self._processes) if process.exitcode == sent}
         return WorkersAnswered(find_reported(), frozenset(ended))
 
-    def _await(self, find_left: Callable[[], Ranks], get_deadline: Callable[[], float]) -> None:
-        """Wait until nothing is left, or until the deadline, which may move."""
-        while find_left() and time.monotonic() < get_deadline():
+    def _await_ends(self) -> EndsAwaited:
+        while not self._machine.state.is_over(self._find_running(), time.monotonic()):
             time.sleep(time_limits.STOP_POLL_SECONDS)
+        return EndsAwaited(self._find_running())
 
     def _find_running(self) -> Ranks:
         return frozenset(

@@ -229,9 +229,7 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class AwaitEnds:
-    """Wait for the end of `StopState.awaited`, or the deadline; both may change meanwhile. Answer
-    with `EndsAwaited`.
-    """
+    """Wait until `StopState.is_over`, and answer with `EndsAwaited`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +345,10 @@ class StopState:
             return max(self.waits_from + exit_seconds, self.kill_time)
         return self.gives_up_at
 
+    def is_over(self, running: Ranks, now: float) -> bool:
+        """Whether the present wait is over: nobody is left to wait for, or it's too late."""
+        return not running & self.awaited or now >= self.deadline
+
 
 Step: TypeAlias = tuple[StopState, list[StopInstruction]]
 
@@ -409,7 +411,7 @@ class NodeStop:
             case WorkersAnswered() if phase is StopPhase.ASKING:
                 return self._send_signal(self._spare_reported(event), now)
             case EndsAwaited(running):
-                return self._handle_ends(running & state.awaited, now)
+                return self._handle_ends(running, now)
             case PeersAsked(has_signal) if phase is StopPhase.ASKING_PEERS:
                 later = self._lengthen(now) if has_signal else state
                 asked = replace(later, phase=StopPhase.ENDING, has_asked_peers=True)
@@ -499,9 +501,9 @@ class NodeStop:
         state = replace(state, phase=StopPhase.ENDING, waits_from=waits_from)
         return state, [SendSignal(state.alive - state.failed_first), AwaitEnds()]
 
-    def _handle_ends(self, left: Ranks, now: float) -> Step:
-        state = self.state
-        if left and now < state.deadline:  # it has moved meanwhile
+    def _handle_ends(self, running: Ranks, now: float) -> Step:
+        state, left = self.state, running & self.state.awaited
+        if not state.is_over(running, now):  # the deadline has moved meanwhile
             return state, [AwaitEnds()]
         match state.phase:
             case StopPhase.ENDING if left and self._must_ask_peers:
