@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from firstfault.model import TERMINATED
 from firstfault_torch.protocol.stopping import SIBLING_FAILED
+from firstfault_torch.time_limits import STOP_GRACE_SECONDS, STORE_TIMEOUT_SECONDS
 from lab.simulated_jobs.agent import Agent
 from lab.simulated_jobs.job import SimulatedJob
 from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS
@@ -14,6 +15,8 @@ from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS
 LONGEST_END_S = 120.0
 """Most seconds from the first failure to the end of each live agent, plus what it was frozen."""
 
+_LATEST_GRACE_S = STOP_GRACE_SECONDS + STORE_TIMEOUT_SECONDS + 1.0
+"""The time of a signal begins so late: an agent asks for it before it kills workers."""
 _CAUSES = {"worker", "signal", "kill", "machine gone"}
 """Faults that end a job."""
 
@@ -91,13 +94,14 @@ def _check_grace(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     is_frozen = any(agent.frozen_seconds for agent in job.agents)
     if first.kind != "signal" or is_frozen or is_store_disturbed(job):
         return
-    hurried = [
-        agent.rank
-        for agent in job.agents
-        if any(seconds < TERMINATED_STOP_SECONDS - 1 for seconds in _list_times(agent))
-    ]
-    if hurried:
-        yield "I5 the same grace for all nodes after a signal", f"nodes {hurried}"
+    least, most = TERMINATED_STOP_SECONDS - 1, TERMINATED_STOP_SECONDS + _LATEST_GRACE_S
+    for agent in job.agents:
+        times = _list_times(agent)
+        if any(
+            seconds < least or (seconds > most and not agent.is_terminated) for seconds in times
+        ):
+            yield "I5 the same grace for all nodes after a signal", f"node {agent.rank}: {times}"
+            return
 
 
 def _list_times(agent: Agent) -> list[float]:

@@ -353,6 +353,23 @@ def test_a_signal_to_this_node_lengthens_the_time_at_any_moment(
     assert node.kills[1] == node.signalled_at + LONG_S
 
 
+@pytest.mark.parametrize(
+    ("event", "signalled_after"),
+    [(SIGNALLED, None), (FAILED, 1.0)],
+    ids=["its notice has it", "this node got one"],
+)
+def test_workers_that_had_the_time_of_a_signal_do_not_get_it_twice(
+    event: StopEvent, signalled_after: float | None
+) -> None:
+    """The signal is in the store, too, but a process that has to end can't wait for so long."""
+    node = Node(ignore_signal={1}, has_signal=True)
+    if signalled_after is not None:
+        node.stop.handle(AgentTerminated(), node.now + signalled_after)
+    node.play(event)
+    assert node.find(AskPeers) == []
+    assert LONG_S <= node.seconds_until_kill[1] < LONG_S + SHORT_S
+
+
 def test_a_signal_never_shortens_the_time() -> None:
     node = Node(ignore_signal={1})
     node.stop.handle(AgentTerminated(), node.now - 29)
@@ -468,10 +485,17 @@ class SignalsAll(NodeStop):
 class NeverAsksPeers(NodeStop):
     """A wrong rule: only a signal to this node, or its notice, gives workers more time."""
 
-    def _answer_failure(self, event: WorkersFailed) -> list[StopInstruction]:
-        *others, stop = super()._answer_failure(event)
-        assert isinstance(stop, StopWorkers)
-        return [*others, replace(stop, asks_peers=False)]
+    def _must_ask_peers(self, now: float) -> bool:
+        del now
+        return False
+
+
+class AlwaysAsksPeers(NodeStop):
+    """A wrong rule, which the product had: workers may get the time of a signal twice."""
+
+    def _must_ask_peers(self, now: float) -> bool:
+        del now
+        return not self.state.has_asked_peers
 
 
 def test_present_rules_stop_workers_for_a_reason_and_give_all_the_same_time() -> None:
@@ -487,6 +511,7 @@ def test_present_rules_stop_workers_for_a_reason_and_give_all_the_same_time() ->
         (SparesNobody, "worker", FAILURE_IS_FIRST),
         (SignalsAll, "worker", ONE_SIGNAL),
         (NeverAsksPeers, "signal", SAME_TIME),
+        (AlwaysAsksPeers, "signal", SAME_TIME),
     ],
 )
 def test_the_simulator_sees_a_wrong_rule(

@@ -23,7 +23,8 @@ Rules; `tests/protocol` has a test of each, and plays schedules in which they ar
 4. The siblings of a failure have little time to end. After a signal to any node, and before a new
    rendezvous, all workers have as long as in torch.
 5. A signal that comes later lengthens the time, never shortens it. This node's own signal does so
-   at once; whether a peer got one is asked before the first worker is killed.
+   at once; whether a peer got one is asked before the first worker is killed, unless the workers
+   have had that time already.
 6. A worker is killed at a deadline only if no stop has begun: it would be the victim of another
    failure.
 7. A stop that a signal's exception has interrupted is resumed, not begun again.
@@ -203,8 +204,6 @@ class StopWorkers:
     """How long they may take to end after the signal."""
     failed_first: Ranks = _NONE
     cause: CausedBy | None = None
-    asks_peers: bool = False
-    """Whether peers are asked for a signal before a worker is killed."""
     sent: str = "SIGTERM"
     """Name of the signal."""
 
@@ -434,7 +433,7 @@ class NodeStop:
         return [
             BroadcastFailure(first),
             DocumentExits(frozenset(event.exited)),
-            StopWorkers(SIBLING_FAILED, self._stop_seconds, frozenset(failed), asks_peers=True),
+            StopWorkers(SIBLING_FAILED, self._stop_seconds, frozenset(failed)),
         ]
 
     def _accept_stop_of_torch(self, event: TorchFoundFailure) -> Step:
@@ -453,7 +452,7 @@ class NodeStop:
         ended by this stop, and isn't the peer's victim.
         """
         seconds = self._healthy_seconds if event.stop_seconds else self._stop_seconds
-        return StopWorkers(event.reason, seconds, event.exited, event.cause, asks_peers=True)
+        return StopWorkers(event.reason, seconds, event.exited, event.cause)
 
     def _answer_request(self, event: StopRequested) -> list[StopInstruction]:
         """The peers are informed before: these workers may take as long to end as in torch."""
@@ -506,7 +505,7 @@ class NodeStop:
         if not state.is_over(running, now):  # the deadline has moved meanwhile
             return state, [AwaitEnds()]
         match state.phase:
-            case StopPhase.ENDING if left and self._must_ask_peers:
+            case StopPhase.ENDING if left and self._must_ask_peers(now):
                 return replace(state, phase=StopPhase.ASKING_PEERS), [AskPeers()]
             case StopPhase.ENDING if left:
                 return self._kill(StopPhase.KILLING, left, now)
@@ -529,9 +528,7 @@ class NodeStop:
         match state.phase:
             case StopPhase.ASKING if state.request is not None:
                 # it was interrupted before the workers got their signal
-                request = replace(
-                    state.request, seconds=self._healthy_seconds, asks_peers=False, sent=sent
-                )
+                request = replace(state.request, seconds=self._healthy_seconds, sent=sent)
                 return self._send_signal(replace(state, request=request), now)
             case StopPhase.ENDING | StopPhase.ASKING_PEERS | StopPhase.KILLING:
                 return self._send_signal(state, state.waits_from)
@@ -542,12 +539,12 @@ class NodeStop:
 
     # --- parts --------------------------------------------------------------------------------
 
-    @property
-    def _must_ask_peers(self) -> bool:
+    def _must_ask_peers(self, now: float) -> bool:
         # A signal to one node ends its workers. Other nodes may see this before the signal's
-        # notice arrives, as failures of ranks that have lost their peers.
-        request = self.state.request
-        return request is not None and request.asks_peers and not self.state.has_asked_peers
+        # notice arrives, as failures of ranks that have lost their peers. Workers that had the time
+        # of a signal don't get it twice.
+        state = self.state
+        return now < state.waits_from + self._healthy_seconds and not state.has_asked_peers
 
     def _lengthen(self, now: float) -> StopState:
         earliest = max(self.state.earliest_kill, now + self._healthy_seconds)
