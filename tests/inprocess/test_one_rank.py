@@ -24,7 +24,7 @@ import firstfault_inprocess as inprocess
 from firstfault_inprocess.monitor.heartbeats import HeartbeatRing
 from firstfault_inprocess.progress import SharedProgress
 from firstfault_inprocess.store import Fault, FaultKind
-from firstfault_inprocess.store_host import open_sockets
+from firstfault_inprocess.store_host import list_open_sockets
 from firstfault_inprocess.wrap import CallWrapper, current_call
 from firstfault_torch import PlainEngine, Watchdog, guard, watchdog
 from firstfault_torch.agent.timers import TimerServer
@@ -70,7 +70,7 @@ def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("observer", [None, Keeping()], ids=["none", "a monitor"])
-def test_what_the_function_held_is_freed_before_it_is_called_again(
+def test_memory_is_freed_before_the_function_is_called_again(
     observer: Keeping | None,
 ) -> None:
     """Also what only the traceback of its exception holds: on a GPU there is no memory for both.
@@ -93,7 +93,7 @@ def test_what_the_function_held_is_freed_before_it_is_called_again(
 
 
 @pytest.mark.parametrize("faults", [0, 1])
-def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
+def test_tracing_still_works_after_a_call(faults: int) -> None:
     """A debugger, a profiler or coverage still works, also after an interruption."""
 
     @inprocess.Wrapper(**FAST)
@@ -113,7 +113,7 @@ def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_program_that_ignores_the_end_of_children() -> None:
+def test_a_program_may_ignore_the_end_of_children() -> None:
     """The kernel removes the process that starts the monitor process:
     nothing is left to wait for.
     """
@@ -136,7 +136,9 @@ class Releasing(logging.Handler):
             self.held.release()
 
 
-def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_cannot_be_interrupted_says_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It says where it stands, and after which fault,
     before its monitor process ends it from outside.
     """
@@ -187,12 +189,12 @@ def _frozen_before(call: Callable[..., Any], freezes: Event, rank: int) -> Calla
     return run
 
 
-def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection) -> None:
+def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection, port: int) -> None:
     """Train in a process of its own, in which the monitor process may freeze both."""
-    os.environ["MASTER_PORT"] = str(get_free_port())
+    os.environ["MASTER_PORT"] = str(port)
     if freezes_in == "heartbeat":
         HeartbeatRing.beat = _frozen_before(HeartbeatRing.beat, freezes, os.getpid())
-    elif freezes_in == "look":
+    elif freezes_in == "check":
         measure = _frozen_before(SharedProgress.stalled_seconds.fget, freezes, os.getpid())
         SharedProgress.stalled_seconds = property(measure)
 
@@ -221,10 +223,15 @@ def frozen_jobs() -> Iterator[list[_FrozenJob]]:
     context = multiprocessing.get_context("fork")
     jobs: list[_FrozenJob] = []
     try:
-        for freezes_in in ("sleep", "heartbeat", "look"):
+        for freezes_in in ("sleep", "heartbeat", "check"):
             ours, its = context.Pipe()
             freezes = context.Event()
-            process = context.Process(target=_train_and_freeze, args=(freezes_in, freezes, its))
+            # Here, not in the child: this process keeps the port's lock until the end.
+            port = get_free_port()
+            process = context.Process(
+                target=_train_and_freeze,
+                args=(freezes_in, freezes, its, port),
+            )
             process.start()
             its.close()  # so that the end of the rank ends the waits
             job = _FrozenJob(process, ours, *ours.recv())
@@ -254,7 +261,7 @@ def test_a_machine_that_was_frozen_loses_no_rank(frozen_jobs: list[_FrozenJob]) 
             wait_until(lambda pid=pid: read_processes()[pid].state == "T")
     time.sleep(9.0)
     for job in frozen_jobs:
-        # the monitor process looks before the rank makes progress
+        # the monitor process checks before the rank makes progress
         for pid in (job.monitor, job.rank):
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.5)
@@ -264,7 +271,7 @@ def test_a_machine_that_was_frozen_loses_no_rank(frozen_jobs: list[_FrozenJob]) 
         assert job.connection.recv() == 0
 
 
-def test_a_block_in_which_no_time_counts() -> None:
+def test_no_timeout_ends_a_rank_without_hang_protection() -> None:
     """In a block without hang protection, also after one within it, no timeout ends a rank;
     then all begin anew.
     """
@@ -285,7 +292,7 @@ def test_a_block_in_which_no_time_counts() -> None:
     assert train() == 0
 
 
-def test_a_call_within_a_call() -> None:
+def test_a_call_within_a_call_is_refused() -> None:
     """It is refused at once: after a fault the ranks would be in different calls."""
     inner = inprocess.Wrapper(**FAST)(lambda: None)
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
@@ -295,7 +302,7 @@ def test_a_call_within_a_call() -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "exit", "return"])
-def test_a_child_that_the_function_forked(how: str) -> None:
+def test_a_forked_child_ends_as_without_a_wrapper(how: str) -> None:
     """It ends as it would without a wrapper, and the parent's call continues undisturbed."""
     codes = []
 
@@ -326,7 +333,7 @@ def test_a_child_that_the_function_forked(how: str) -> None:
     assert answer == 0
 
 
-def test_an_interruption_while_an_exception_is_recorded() -> None:
+def test_an_interruption_waits_for_an_exceptions_record() -> None:
     """It waits for that: a document of which no name is known could not be withdrawn
     when the ranks continue.
     """
@@ -362,7 +369,7 @@ def test_an_interruption_while_an_exception_is_recorded() -> None:
 
 def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
     """Not even while its exception, whose frames hold the call, is in use."""
-    before = open_sockets()
+    before = list_open_sockets()
 
     @inprocess.Wrapper(**FAST)
     def train() -> None:
@@ -371,7 +378,7 @@ def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
         train()
     assert isinstance(caught.value.__cause__, ValueError)
-    assert not open_sockets() - before
+    assert not list_open_sockets() - before
 
 
 def test_the_function_may_ask_for_a_restart() -> None:
@@ -423,7 +430,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerSer
     server.stop()
 
 
-def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
+def test_a_heartbeat_ends_with_its_iteration(server: TimerServer) -> None:
     """It has ended: a rank is not killed because it made no ping while it restarted. The
     next ping begins another.
     """
@@ -442,7 +449,7 @@ def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
     assert train() == 1
 
 
-def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
+def test_a_deadline_ends_with_its_iteration(server: TimerServer) -> None:
     """It has ended, also if an interruption came before its block began;
     one around the call continues.
     """
@@ -462,7 +469,7 @@ def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
     wait_until(lambda: not server._timers)
 
 
-def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
+def test_an_interrupted_rank_keeps_no_deadline(server: TimerServer) -> None:
     """None is left, although the rank may be interrupted while a block begins or ends:
     it would be killed later.
     """
@@ -483,7 +490,7 @@ def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
     wait_until(lambda: not server._timers)
 
 
-def test_two_jobs_one_after_the_other_at_the_same_port() -> None:
+def test_a_job_does_not_find_the_faults_of_the_job_before() -> None:
     """The second does not find the faults of the first, whose store stays a moment longer."""
     first = run("raise", 2, initialize=FEW)
     assert set(first.of("enter", 1)) == {0, 1}

@@ -35,7 +35,7 @@ from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.timers import TimerServer
-from firstfault_torch.compat.torch_agent import unfinished
+from firstfault_torch.compat.torch_agent import find_ranks_without_result
 from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.protocol.stopping import (
     SIBLING_FAILED,
@@ -313,8 +313,8 @@ def test_unfinished() -> None:
         _ret_vals = {rank: _fork.SimpleQueue() for rank in range(3)}  # noqa: RUF012 - as above
 
     Context._ret_vals[1].put("waiting")
-    assert unfinished(Context()) == {2}
-    assert unfinished(object()) == frozenset()
+    assert find_ranks_without_result(Context()) == {2}
+    assert find_ranks_without_result(object()) == frozenset()
 
 
 # --- their deaths ---------------------------------------------------------------------------------

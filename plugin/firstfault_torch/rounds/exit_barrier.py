@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import Phase
 from firstfault_torch import time_limits
-from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS
+from firstfault_torch.compat.torch_agent import BARRIER_COMPLETE_KEY, BARRIER_MEMBERS_KEY
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.exit_barrier import (
@@ -77,7 +77,7 @@ FINISH_ACKS_KEY, ALL_ACKED_KEY = "firstfault/know", "firstfault/all-know"
 """Counter of the agents that know that all workers have succeeded; key that the last of them sets.
 """
 _KEYS = {
-    BarrierCounter.ENTERED: (BARRIER_MEMBERS, BARRIER_LAST),
+    BarrierCounter.ENTERED: (BARRIER_MEMBERS_KEY, BARRIER_COMPLETE_KEY),
     BarrierCounter.FINISHED: (FINISH_ACKS_KEY, ALL_ACKED_KEY),
 }
 
@@ -224,7 +224,7 @@ class PeersAtExit:
 
     def _look(self) -> bool:
         try:
-            return bool(self._store.check([BARRIER_LAST]))
+            return bool(self._store.check([BARRIER_COMPLETE_KEY]))
         except (dist.DistNetworkError, dist.DistStoreError):
             return False  # the broadcast reports the lost store
 

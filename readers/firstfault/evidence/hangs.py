@@ -430,7 +430,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
             if is_cause
         ]
     workers = diagnosis.workers
-    stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
+    positions = [(item.failure, locate_main_thread(item.failure)) for item in workers]
     # a rank with an exception propagating, or with a printed peer's error, exits because of the
     # peer: it is a victim
     exiting = [
@@ -441,7 +441,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
             failure,
             "exit",
         )
-        for failure, position in stood
+        for failure, position in positions
         if position.exit_stage
         and position.raised_at is None
         and not prints_a_peers_error(failure.printed)
@@ -664,19 +664,19 @@ def _find_ranks_outside_collective(
         format_place(frame) for exception in raised for frame in find_own_frames(exception)[-1:]
     }
     functions = {LINE_IN_FUNCTION.sub(" in ", line) for line in lines}
-    stood = {
+    positions = {
         failure.rank: (locate_main_thread(failure), failure)
         for failure in alive
         if failure.rank not in waited
     }
-    stood = {
+    positions = {
         rank: position_and_failure
-        for rank, position_and_failure in stood.items()
+        for rank, position_and_failure in positions.items()
         if position_and_failure[0].exit_stage or position_and_failure[0].frame not in {"", *lines}
     }
     away = {
         rank: position_and_failure
-        for rank, position_and_failure in stood.items()
+        for rank, position_and_failure in positions.items()
         if rank is not None and position_and_failure[0].kind is PositionKind.ELSEWHERE
     }
     # prefer ranks in a function where no rank timed out: a rank near such a wait may be on its way
@@ -689,7 +689,7 @@ def _find_ranks_outside_collective(
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
         away = {
             rank: position_and_failure
-            for rank, position_and_failure in stood.items()
+            for rank, position_and_failure in positions.items()
             if rank is not None
         }
     if len(away) > MAX_CULPRITS:

@@ -20,7 +20,7 @@ from firstfault.utils.lazy_pattern import LazyPattern
 
 DATA_LOADER_FOLDER = "torch/utils/data/"
 _LOADER_SIGNAL_HANDLER = f"{DATA_LOADER_FOLDER}_utils/signal_handling.py"
-_LOADER_FRAMES = 12
+_MAX_LOADER_FRAMES = 12
 """From the innermost one: reading from a process goes through multiprocessing."""
 _MAX_LIBRARY_FRAMES = 8
 """Maximum number of library frames to search. Farther out, a library may call the training."""
@@ -65,7 +65,7 @@ def is_about_loader_process(exception: ExceptionInfo) -> bool:
     """Whether an exception is about a process of the rank's data loader: it was raised in torch's
     code for these.
     """
-    return any(DATA_LOADER_FOLDER in frame.file for frame in exception.frames[-_LOADER_FRAMES:])
+    return any(DATA_LOADER_FOLDER in frame.file for frame in exception.frames[-_MAX_LOADER_FRAMES:])
 
 
 def is_raised_by_loader_signal(exception: ExceptionInfo) -> bool:

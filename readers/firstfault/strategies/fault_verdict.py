@@ -98,7 +98,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
                 get_failures(stopped_unwinding),
             )
         )
-    why += _count_other_failures(
+    why += _list_failure_counts(
         diagnosis, [item for item in classified if id(item) not in counted_ids]
     )
     why += _explain_blame(diagnosis, first)
@@ -316,7 +316,7 @@ def _explain_dead_threads(root: WorkerError) -> list[Reason]:
     ]
 
 
-def _count_other_failures(
+def _list_failure_counts(
     diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]
 ) -> list[Reason]:
     reasons = []
@@ -324,7 +324,7 @@ def _count_other_failures(
         counted = [
             item
             for item in classified
-            if not item.failure.has_unseen_end and not _is_launcher_in_log(item)
+            if not item.failure.has_unseen_end and not _is_launcher_failure_in_log(item)
         ]
         if count := count_class(counted, diagnosis.job, failure_class):
             members = get_failures(item for item in counted if item.failure_class is failure_class)
@@ -334,7 +334,7 @@ def _count_other_failures(
     return reasons
 
 
-def _is_launcher_in_log(item: ClassifiedFailure) -> bool:
+def _is_launcher_failure_in_log(item: ClassifiedFailure) -> bool:
     """Whether a failure is that of a launcher, known from its traceback in a log: it's no rank."""
     return item.failure.subject is Subject.AGENT and item.failure.place.engine == OF_LOGS
 
