@@ -39,6 +39,8 @@ from firstfault_torch.compat.torch_agent import find_ranks_without_result
 from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.protocol.stopping import (
     SIBLING_FAILED,
+    AskPeers,
+    PeersAsked,
     StopInstruction,
     StopWorkers,
     TorchFoundFailure,
@@ -116,7 +118,11 @@ def _stop(
     """Stop workers as a node without peers does."""
     instructions = deque[StopInstruction]([StopWorkers(reason, seconds, failed)])
     while instructions:
-        instructions += local.stopper.carry_out(instructions.popleft())
+        instruction = instructions.popleft()
+        if isinstance(instruction, AskPeers):
+            instructions += local.stopper.handle(PeersAsked(has_signal=False))
+        else:
+            instructions += local.stopper.carry_out(instruction)
 
 
 def _watch(prefix: Prefix, processes: list[Any]) -> LocalWorkers:
