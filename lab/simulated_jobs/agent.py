@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Election
+from firstfault_torch.protocol.election import Election
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
-    Append,
     AskStore,
     Concluded,
     ConclusionFailed,
@@ -34,13 +33,12 @@ from firstfault_torch.protocol.messages import (
     WaitingConnectionBroke,
     WatchKeys,
 )
-from lab.simulated_jobs.events import Events
+from firstfault_torch.protocol.notices import GRACE_KEY, RoundNotices
+from lab.simulated_jobs.notices import Broadcast, build_notice
+from lab.simulated_jobs.process import Machines, Process
 from lab.simulated_jobs.storage import Storage
-from lab.simulated_jobs.store import Connection, Link, Server
 from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS, Workers
 
-OUTCOME_KEY = "firstfault/outcome"
-GRACE_KEY = "firstfault/stop-seconds"
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -56,16 +54,15 @@ class State(Enum):
     EXITED = "exited"
 
 
-@dataclass
-class World:
+@dataclass(kw_only=True)
+class World(Machines):
     """What all agents of a job share."""
 
-    events: Events
-    server: Server
     storage: Storage
-    nodes: int
     election: Callable[[int, int], Election]
     """Makes the election of a group rank among so many nodes."""
+    notices: Callable[[int], RoundNotices]
+    """Makes the notices of a group rank."""
     lingers: bool
     """Whether the store's host stays until the others have the verdict."""
     shares_grace: bool
@@ -75,65 +72,27 @@ class World:
     agents: list[Agent] = field(default_factory=list)
 
 
-class Agent:
+class Agent(Process):
     """One node's agent."""
 
-    def __init__(self, rank: int, world: World, seed: str, *, is_host: bool) -> None:
-        self.rank = rank
-        self.is_host = is_host
-        """Whether its process hosts the store."""
+    def __init__(self, rank: int, world: World, seed: str) -> None:
+        super().__init__(rank, world, seed)
         self.state = State.RUNNING
-        self.is_dead = False
-        self.is_terminated = False
-        self.frozen_until = 0.0
         self.frozen_seconds = 0.0
-        self.ended_at: float | None = None
         self.notified_at: float | None = None
         """When it first sent a notice."""
         self.verdict = b""
         """What it reports."""
         self.notes: list[str] = []
         """Why it went which way."""
-        self.link = Link(is_local=is_host)
         self._world = world
-        self.events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
         self.workers = Workers(self, seed, shares_grace=world.shares_grace)
         self._election = world.election(rank, world.nodes)
-        self._grace_until = 0.0
-        """Until when workers of other nodes may still be saving, as the notice says."""
         self._own_conclusion = b""
         self._is_store_lost = False
-        self._using = self._connect()
-        self._waiting = self._connect()
         self._deadline_number = 0
-
-    def _connect(self) -> Connection:
-        world = self._world
-        return Connection(self.events, world.server, self.link, self._draw)
-
-    @property
-    def connections(self) -> tuple[Connection, Connection]:
-        """Those that are in use."""
-        return self._using, self._waiting
-
-    @property
-    def is_live(self) -> bool:
-        """Whether its process runs."""
-        return not self.is_dead and self.state is not State.EXITED
-
-    def do(self, action: Callable[[], None]) -> None:
-        """Do something in this process: not if it is dead, later if it is frozen."""
-        if not self.is_live:
-            return
-        if self.frozen_until > self.events.now:
-            self.events.at(self.frozen_until, lambda: self.do(action))
-            return
-        action()
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something in this process after a time."""
-        self.events.after(seconds, lambda: self.do(action))
+        self.broadcast = Broadcast(self, world.notices(rank), self._take_outcome)
 
     def note(self, text: str) -> None:
         """Keep and trace why the agent does something."""
@@ -144,28 +103,12 @@ class Agent:
 
     def start(self) -> None:
         """Wait for a failure of any node."""
+        self.broadcast.start()
 
-        def learn(value: bytes | None) -> None:
-            if value is None:
-                self._take_broken_wait()
-                return
-            self._waiting.ask(self._acknowledge(), lambda _: None)
-            notice = json.loads(value)
-            self._grace_until = self.events.now + notice["stop_seconds"]
-            if self.state is State.RUNNING:
-                self.workers.accept(notice["by"], notice["stop_seconds"])
-
-        self._waiting.wait(OUTCOME_KEY, lambda value: self.do(lambda: learn(value)))
-
-    def _acknowledge(self) -> Append:
-        return Append(self._election.key("heard"), b"%d " % self.rank)
-
-    def _take_broken_wait(self) -> None:
-        if self._world.server.is_dead:
-            self._is_store_lost = True
-            return
-        self._using, self._waiting = self._connect(), self._connect()
-        self.after(time_limits.LOST_STORE_GRACE_SECONDS, self.start)
+    def _take_outcome(self) -> None:
+        outcome = self.broadcast.outcome
+        if outcome is not None and outcome.failure is not None:
+            self.workers.accept(outcome.failure)
 
     def fail(self) -> None:
         """A worker of this node fails."""
@@ -178,11 +121,11 @@ class Agent:
             return
         self.is_terminated = True
         self.note("is told to end")
-        self._using.ask(Append(LEAVING_KEY, b"%d " % self.rank), lambda _: None)
+        self.broadcast.mark_leaving()
         if self._world.shares_grace:
-            self._using.ask(SetOnce(GRACE_KEY, b"30"), lambda _: None)
+            self.broadcast.announce_grace(TERMINATED_STOP_SECONDS)
         if self.state in {State.RUNNING, State.STOPPING}:
-            self.notify(TERMINATED_STOP_SECONDS)
+            self.notify("SIGTERM", TERMINATED_STOP_SECONDS)
             self.workers.terminate()
         elif self.state is State.ELECTING:
             self._feed(ShutdownRequested())
@@ -190,15 +133,19 @@ class Agent:
     def notice_death(self, rank: int) -> None:
         """The connection to another agent has broken."""
         if self.state in {State.RUNNING, State.STOPPING, State.ELECTING}:
-            self._using.ask(Append(LOST_KEY, b"%d " % rank), lambda _: None)
-            self.notify(0.0)
+            self.broadcast.mark_lost(rank)
+            self._note_notice()
+            self.broadcast.send(build_notice(rank, "died"))
 
-    def notify(self, stop_seconds: float) -> None:
-        """Broadcast a failure of this node, or of a peer that it has lost."""
+    def notify(self, what: str, stop_seconds: float) -> None:
+        """Broadcast a failure of this node."""
+        self._note_notice()
+        notice = build_notice(self.rank, what)
+        self.broadcast.send(replace(notice, stop_seconds=stop_seconds))
+
+    def _note_notice(self) -> None:
         if self.notified_at is None:
             self.notified_at = self.events.now
-        text = json.dumps({"by": self.rank, "stop_seconds": stop_seconds}).encode()
-        self._using.ask(SetOnce(OUTCOME_KEY, text), lambda _: None)
 
     def begin_stop(self, reason: str) -> None:
         """Its main thread begins to stop the workers."""
@@ -207,7 +154,8 @@ class Agent:
 
     def ask_for_grace(self, answer: Callable[[bytes | None], None]) -> None:
         """Ask the store whether a node has got a signal; `answer` may be called twice."""
-        self._using.ask(Read(GRACE_KEY), lambda value: self.do(lambda: answer(value)))
+        ask = self.broadcast.using.ask
+        ask(Read(GRACE_KEY), lambda value: self.do(lambda: answer(value)))
         self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: answer(None))
 
     def report(self) -> None:
@@ -215,13 +163,18 @@ class Agent:
         if self.state is not State.STOPPING:
             return
         self._world.reports.add(self.rank)
-        if self._is_store_lost:
-            self._conclude_alone("the store was lost before the election")
-            return
         self.state = State.ELECTING
+        self.broadcast.await_outcome(self._begin_election)
+
+    def _begin_election(self) -> None:
+        notices = self.broadcast.machine
+        if not notices.may_elect():
+            self._is_store_lost = True
+            self._conclude_alone("the outcome is unknown, or the store is lost")
+            return
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + max(self._grace_until - self.events.now, 0.0)
+        settle = time_limits.SETTLE_SECONDS + notices.get_grace_left(self.events.now)
         self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
 
     # --- the election -------------------------------------------------------------------------
@@ -274,14 +227,14 @@ class Agent:
 
         def begin(*, may_repeat: bool) -> None:
             values: list[bytes] = []
-            connection = self._using
+            connection = self.broadcast.using
 
             def step(value: bytes | None) -> None:
                 if is_over:
                     return
                 if value is None:
                     if may_repeat and not self._world.server.is_dead:
-                        self._using = self._connect()
+                        self.broadcast.using = self.connect()
                         begin(may_repeat=False)
                     else:
                         end(Unanswered(request.request))
@@ -318,7 +271,7 @@ class Agent:
             self._watch(rest)
 
         key = self._election.key(name)
-        self._waiting.wait(key, lambda value: self.do(lambda: take(value)))
+        self.broadcast.waiting.wait(key, lambda value: self.do(lambda: take(value)))
 
     def _draw_conclusion(self) -> float:
         draw = self._draw
@@ -420,7 +373,7 @@ class Agent:
             end(None)
             return
         operation = SetOnce(self._election.key("verdict"), verdict)
-        self._using.ask(operation, lambda value: self.do(lambda: end(value)))
+        self.broadcast.using.ask(operation, lambda value: self.do(lambda: end(value)))
         self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
 
     # --- the end ------------------------------------------------------------------------------
@@ -436,25 +389,15 @@ class Agent:
         others = [agent for agent in self._world.agents if agent is not self]
         busy = {State.STOPPING, State.ELECTING}
         is_needed = any(agent.is_live and agent.state in busy for agent in others)
-        if self.is_host and self._world.lingers and is_needed and self.events.now < at_last:
+        is_host = self.rank == self._world.host
+        if is_host and self._world.lingers and is_needed and self.events.now < at_last:
             self.after(0.2, lambda: self._leave(at_last))
             return
         self.after(0.05 + self._draw.expovariate(5), self._end)
 
     def _end(self) -> None:
         self.state = State.EXITED
-        self.ended_at = self.events.now
-        self.events.log(f"agent {self.rank} has ended")
-        if self.is_host:
-            close_store(self._world)
-
-
-def close_store(world: World) -> None:
-    """The process that hosts the store has ended: the connections to it break."""
-    world.server.is_dead = True
-    for agent in world.agents:
-        for connection in agent.connections:
-            connection.reset()
+        self.end()
 
 
 def build_verdict(rank: int, covers: Sequence[int], lost: Sequence[int]) -> bytes:

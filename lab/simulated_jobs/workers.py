@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.model import TERMINATED, CausedBy
+from firstfault.model import TERMINATED
 from firstfault_torch import time_limits
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.protocol.stopping import (
     AgentTerminated,
     AskPeers,
@@ -87,8 +88,7 @@ class Workers:
         self._is_busy = False
         """Whether the main thread stops the workers."""
         self._is_waiting = False
-        self._notice: tuple[int, float] | None = None
-        """The group rank of a node that has failed, and the seconds that its notice has."""
+        self._notice: FailureNotice | None = None
         self._interruptions = 0
 
     # --- what happens to them -----------------------------------------------------------------
@@ -127,9 +127,9 @@ class Workers:
         self._is_busy = self._is_waiting = False
         self._play(StopRequested(TERMINATED))
 
-    def accept(self, group_rank: int, stop_seconds: float) -> None:
+    def accept(self, notice: FailureNotice) -> None:
         """A notice of another node wakes the main thread."""
-        self._notice = group_rank, stop_seconds if self._shares_grace else 0.0
+        self._notice = notice
         self._wake()
 
     def _wake(self) -> None:
@@ -143,8 +143,8 @@ class Workers:
             return
         ended = self._list(lambda worker: worker.ended_at is not None)
         if self._notice is not None:
-            group_rank, seconds = self._notice
-            reason, cause = f"node {group_rank} failed", CausedBy(None, f"node-{group_rank}", "")
+            reason, cause = self._notice.reason, self._notice.cause
+            seconds = self._notice.stop_seconds if self._shares_grace else 0.0
             self._play(NoticeReceived(reason, cause, seconds, frozenset(ended)))
             return
         reported = {
@@ -180,7 +180,7 @@ class Workers:
         draw = self._draw
         match instruction:
             case BroadcastFailure():
-                self._agent.notify(0.0)
+                self._agent.notify("ValueError", 0.0)
             case StopWorkers():
                 self._begin(instruction)
             case AskWorkers(ranks, seconds):

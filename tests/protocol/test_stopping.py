@@ -47,6 +47,7 @@ from lab.simulated_jobs import campaign, workers
 from lab.simulated_jobs.faults import Fault
 from lab.simulated_jobs.invariants import find_violations
 from lab.simulated_jobs.job import FORMER, PRESENT, SimulatedJob
+from lab.simulated_jobs.notices import build_notice
 
 SHORT_S = 2.0
 LONG_S = 30.0
@@ -529,7 +530,7 @@ def test_the_simulator_sees_a_wrong_rule(
 def test_the_simulator_sees_a_stop_without_a_cause() -> None:
     """A notice that nobody has sent."""
     job = SimulatedJob(3, PRESENT, 2, [Fault(20.0, "worker", 0, 0.0)])
-    job.agents[1].workers.accept(0, 0.0)
+    job.agents[1].workers.accept(build_notice(0, "nothing"))
     assert HAS_CAUSE in dict(find_violations(job.play()))
 
 

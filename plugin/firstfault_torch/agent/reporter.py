@@ -32,7 +32,7 @@ from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
-from firstfault_torch.rounds.failure_broadcast import FailureNotice
+from firstfault_torch.protocol.notices import FailureNotice
 
 _UPLOADS = 4
 """Uploads of one node at a time."""
