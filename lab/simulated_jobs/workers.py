@@ -14,9 +14,9 @@ from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.protocol.stopping import (
     AgentTerminated,
     AskPeers,
-    AskWorkers,
     AwaitEnds,
     BroadcastFailure,
+    CollectSnapshots,
     DeadlinesExpired,
     EndsAwaited,
     Kill,
@@ -183,7 +183,7 @@ class Workers:
                 self._agent.notify("ValueError", 0.0)
             case StopWorkers():
                 self._begin(instruction)
-            case AskWorkers(ranks, seconds):
+            case CollectSnapshots(ranks, seconds):
                 took = 2 * time_limits.WORKER_QUERY_TIMEOUT_SECONDS * draw.random()
                 reported = self._choose(ranks, _SHARE_OF_RAISING_WORKERS)
                 took += seconds * draw.random() if reported else 0.0

@@ -17,10 +17,10 @@ from firstfault_torch.protocol.stopping import (
     AgentTerminated,
     AnnounceGrace,
     AskPeers,
-    AskWorkers,
     AwaitEnds,
     BroadcastAgentError,
     BroadcastFailure,
+    CollectSnapshots,
     DeadlinesExpired,
     DocumentExits,
     EndsAwaited,
@@ -99,7 +99,7 @@ class Node:
             case StopWorkers():
                 sets = map(frozenset, (self.alive, self.ending, self.exiting))
                 return StopBegan(instruction, int(self.now * 1e9), *sets)
-            case AskWorkers():
+            case CollectSnapshots():
                 self.now += 0.5
                 self.alive -= self.ended_by_signal
                 return WorkersAnswered(frozenset(self.reporting), frozenset(self.ended_by_signal))
@@ -142,7 +142,7 @@ def test_peers_are_informed_before_deaths_are_documented_and_siblings_stopped() 
     """Until the notice arrives, peers see only broken connections."""
     node = Node().play(WorkersFailed({}, (1,)))
     kinds = [type(instruction) for instruction in node.done[:4]]
-    assert kinds == [BroadcastFailure, DocumentExits, StopWorkers, AskWorkers]
+    assert kinds == [BroadcastFailure, DocumentExits, StopWorkers, CollectSnapshots]
     assert node.stop.state.phase is StopPhase.STOPPED
 
 
@@ -285,8 +285,8 @@ def test_a_stop_says_because_of_whom() -> None:
 )
 def test_how_long_exceptions_on_their_way_out_are_awaited(event: StopEvent, seconds: float) -> None:
     """Not after a signal to this node: they may be answers to it."""
-    (asked,) = Node().play(event).find(AskWorkers)
-    assert isinstance(asked, AskWorkers)
+    (asked,) = Node().play(event).find(CollectSnapshots)
+    assert isinstance(asked, CollectSnapshots)
     assert asked.report_seconds == seconds
 
 
@@ -335,7 +335,7 @@ def test_peers_are_not_asked_if_nobody_would_be_killed() -> None:
     assert Node(ignore_signal={1}).play(StopRequested(TERMINATED)).find(AskPeers) == []
 
 
-@pytest.mark.parametrize("when", [StopWorkers, AskWorkers, SendSignal, AwaitEnds, AskPeers])
+@pytest.mark.parametrize("when", [StopWorkers, CollectSnapshots, SendSignal, AwaitEnds, AskPeers])
 def test_a_signal_to_this_node_lengthens_the_time_at_any_moment(
     when: type[StopInstruction],
 ) -> None:
@@ -391,7 +391,7 @@ def test_a_sigkill_before_the_time_is_over_is_somebody_elses() -> None:
 @pytest.mark.parametrize("event", [FAILED, NOTICE, StopRequested(TERMINATED)])
 def test_no_worker_is_killed_at_a_deadline_once_a_stop_has_begun(event: StopEvent) -> None:
     """It waits for the one that failed."""
-    node = Node(interrupted_at=AskWorkers).play(event)
+    node = Node(interrupted_at=CollectSnapshots).play(event)
     assert node.stop.handle(DeadlinesExpired(frozenset({1})), node.now) == []
     assert node.stop.state.expired == NOBODY
 
@@ -410,7 +410,7 @@ def test_a_stop_that_had_not_begun_begins_with_the_signal_as_its_reason(
     assert (request.reason, request.seconds) == (TERMINATED, LONG_S)
 
 
-@pytest.mark.parametrize("when", [AskWorkers, SendSignal, AwaitEnds, AskPeers, Kill])
+@pytest.mark.parametrize("when", [CollectSnapshots, SendSignal, AwaitEnds, AskPeers, Kill])
 def test_a_stop_that_a_signal_interrupts_is_carried_on(when: type[StopInstruction]) -> None:
     """It keeps its reason and who failed first, and ends."""
     node = Node(ignore_signal={1}, interrupted_at=when).play(FAILED)
@@ -421,7 +421,7 @@ def test_a_stop_that_a_signal_interrupts_is_carried_on(when: type[StopInstructio
     assert (state.phase, state.request.reason) == (StopPhase.STOPPED, SIBLING_FAILED)
     assert state.failed_first == {0}
     assert node.alive == set()
-    is_unsignalled = when is AskWorkers
+    is_unsignalled = when is CollectSnapshots
     assert state.request.sent == ("SIGINT" if is_unsignalled else "SIGTERM")
     assert node.seconds_until_kill[1] == (LONG_S if is_unsignalled else SHORT_S)
 

@@ -25,8 +25,8 @@ from firstfault_torch.node.channel import AgentChannel, from_message, handled_fr
 from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.stopping import (
-    AskWorkers,
     AwaitEnds,
+    CollectSnapshots,
     DeadlinesExpired,
     EndsAwaited,
     Kill,
@@ -190,7 +190,7 @@ class WorkerStopper:
         match instruction:
             case StopWorkers():
                 return self._begin(instruction)
-            case AskWorkers():
+            case CollectSnapshots():
                 return self.handle(self._ask(instruction))
             case SendSignal(ranks):
                 self._signal(ranks)
@@ -243,7 +243,7 @@ class WorkerStopper:
             event = StopBegan(request, began_ns, alive, frozenset(ending), frozenset(exiting))
             return self._machine.handle(event, time.monotonic())
 
-    def _ask(self, instruction: AskWorkers) -> WorkersAnswered:
+    def _ask(self, instruction: CollectSnapshots) -> WorkersAnswered:
         """Ask workers, and wait a moment for those with an exception on its way out. One that hangs
         in its clean-up reports nothing, and is stopped.
         """

@@ -114,7 +114,7 @@ class StopBegan:
 
 @dataclass(frozen=True, slots=True)
 class WorkersAnswered:
-    """The answer to `AskWorkers`."""
+    """The answer to `CollectSnapshots`."""
 
     reported: Ranks
     """Workers that have reported an exception that was on its way out."""
@@ -209,7 +209,7 @@ class StopWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class AskWorkers:
+class CollectSnapshots:
     """Ask these workers for stacks and state, then wait for the reports of those with an exception
     on its way out; answer with `WorkersAnswered`.
     """
@@ -256,7 +256,7 @@ StopInstruction: TypeAlias = (
     | AnnounceGrace
     | DocumentExits
     | StopWorkers
-    | AskWorkers
+    | CollectSnapshots
     | SendSignal
     | AwaitEnds
     | AskPeers
@@ -484,7 +484,7 @@ class NodeStop:
             spared=spared,
         )
         seconds = min(time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2)
-        return state, [AskWorkers(event.alive - spared, 0.0 if is_terminated else seconds)]
+        return state, [CollectSnapshots(event.alive - spared, 0.0 if is_terminated else seconds)]
 
     def _spare_reported(self, event: WorkersAnswered) -> StopState:
         """This agent hasn't sent the signal yet, so who was ended by it failed by itself; not if
