@@ -19,6 +19,7 @@ from lab.simulated_jobs.store import Server
 
 LONGEST_S = 400.0
 _MOST_NODES = 16
+_SHARE_OF_FAST_VICTIMS = 0.2
 _SILENCE_S = 62.0
 """After this the kernel notices that a machine has vanished."""
 
@@ -152,7 +153,10 @@ class SimulatedJob:
         self._has_victims = True
         for agent in self.agents:
             if agent.rank != node:
-                agent.after(self._draw.uniform(0.3, 6), agent.fail)
+                # some see a closed socket before their agents get the notice
+                is_fast = self._draw.random() < _SHARE_OF_FAST_VICTIMS
+                took = self._draw.uniform(0.0, 0.01) if is_fast else self._draw.uniform(0.3, 6)
+                agent.after(took, agent.fail)
 
     @property
     def has_failed(self) -> bool:
