@@ -32,6 +32,7 @@ from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
+from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 
 _UPLOADS = 4
@@ -99,7 +100,8 @@ class Reporter:
         if self._hurried_until is None:
             return seconds
         left = self._hurried_until - time.monotonic()
-        return min(seconds, max(left, time_limits.TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
+        late = get_limit(Step.LATE_UPLOAD, Hurry.TERMINATED, seconds)
+        return min(seconds, max(left, late))
 
     def shorten_deadlines(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated,
@@ -107,7 +109,7 @@ class Reporter:
         """
         # Only the first signal: a second one must not extend the time.
         if self._hurried_until is None:
-            self._hurried_until = time.monotonic() + time_limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS
+            self._hurried_until = time.monotonic() + get_limit(Step.UPLOADS, Hurry.TERMINATED)
 
     # --- rounds -----------------------------------------------------------------------------------
 
