@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Election
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Agents, Election
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
@@ -43,6 +44,8 @@ GRACE_KEY = "firstfault/stop-seconds"
 TERMINATED_STOP_SECONDS = 30.0
 """How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
 _SHARE_OF_SAVING_WORKERS = 0.25
+_SHARE_OF_BLOCKED_MAIN_THREADS = 0.25
+"""Of the agents that get a signal."""
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -53,6 +56,7 @@ class State(Enum):
     RUNNING = "running"
     STOPPING = "stopping"
     ELECTING = "electing"
+    BLOCKED = "blocked"
     ALONE = "alone"
     EXITING = "exiting"
     EXITED = "exited"
@@ -72,6 +76,8 @@ class World:
     """Whether the store's host stays until the others have the verdict."""
     shares_grace: bool
     """Whether a node looks for a signal to another one before it kills its workers."""
+    blocks_main: bool
+    """Whether main threads may be blocked in C++ when a signal comes."""
     reports: set[int] = field(default_factory=set)
     """Group ranks of the nodes whose documents are in the storage."""
     agents: list[Agent] = field(default_factory=list)
@@ -105,6 +111,13 @@ class Agent:
         self._events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
         self._draw_workers = random.Random(f"{seed}/workers/{rank}")
+        draw = random.Random(f"{seed}/blocked/{rank}")
+        self._is_blocked_by_signal = world.blocks_main and (
+            draw.random() < _SHARE_OF_BLOCKED_MAIN_THREADS
+        )
+        """Whether its main thread is blocked in C++ from the signal on, so that another thread ends
+        the process.
+        """
         self._election = world.election(rank, world.nodes)
         self._grace_until = 0.0
         """Until when workers of other nodes may still be saving, as the notice says."""
@@ -189,13 +202,20 @@ class Agent:
             self._using.ask(SetOnce(GRACE_KEY, b"30"), lambda _: None)
         if self.state in {State.RUNNING, State.STOPPING}:
             self._notify(TERMINATED_STOP_SECONDS)
-            self._stop(TERMINATED_STOP_SECONDS, "is told to end")
+            stop = partial(self._stop, TERMINATED_STOP_SECONDS, "is told to end")
+            if self._is_blocked_by_signal:
+                self.after(float(time_limits.MAIN_THREAD_TIMEOUT_SECONDS), stop)
+            else:
+                stop()
+        elif self.state is State.ELECTING and self._is_blocked_by_signal:
+            self.state = State.BLOCKED
+            self.after(float(time_limits.MAIN_THREAD_TIMEOUT_SECONDS), self._leave_election)
         elif self.state is State.ELECTING:
             self._feed(ShutdownRequested())
 
     def notice_death(self, rank: int) -> None:
         """The connection to another agent has broken."""
-        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING}:
+        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING, State.BLOCKED}:
             self._using.ask(Append(LOST_KEY, b"%d " % rank), lambda _: None)
             self._notify(0.0)
 
@@ -256,6 +276,9 @@ class Agent:
         if self.state is not State.STOPPING:
             return
         self._world.reports.add(self.rank)
+        if self.is_terminated and self._is_blocked_by_signal:
+            self._leave_election()
+            return
         if self._is_store_lost:
             self._conclude_alone("the store was lost before the election")
             return
@@ -414,6 +437,45 @@ class Agent:
         else:
             self._conclude_alone(reason.value)
 
+    # --- while the main thread is blocked -----------------------------------------------------
+
+    def _leave_election(self) -> None:
+        """Do what the signal thread does, on a connection of its own: leave the verdict to agents
+        that stay, or conclude alone.
+        """
+        self.state = State.BLOCKED
+        self.note("ends in its signal thread")
+        self._using = self._connect()
+        key = self._election.key
+        keys = [key("verdict"), key("arrived"), key("heard"), LOST_KEY, LEAVING_KEY]
+        requests = [Append(key("arrived"), b"%d! " % self.rank), *map(Read, keys)]
+        values: list[bytes] = []
+
+        def take(value: bytes | None) -> None:
+            if self.state is not State.BLOCKED:
+                return
+            if value is None:
+                self._conclude_alone("the store doesn't answer the signal thread")
+                return
+            values.append(value)
+            if len(values) < len(requests):
+                ask()
+                return
+            _, verdict, *states = values
+            if verdict:
+                self._exit(verdict)
+            elif Agents.parse(*states).staying - {self.rank}:
+                self.note("leaves the decision to the others")
+                self._exit(b"")
+            else:
+                self._conclude_alone("no agent stays")
+
+        def ask() -> None:
+            self._using.ask(requests[len(values)], lambda value: self.do(lambda: take(value)))
+
+        self.after(float(time_limits.EXIT_STEP_TIMEOUT_SECONDS), lambda: take(None))
+        ask()
+
     # --- without an election ------------------------------------------------------------------
 
     def _conclude_alone(self, why: str) -> None:
@@ -475,7 +537,7 @@ class Agent:
     def _leave(self, at_last: float) -> None:
         """End the process; the store's host stays while another live agent needs the store."""
         others = [agent for agent in self._world.agents if agent is not self]
-        busy = {State.STOPPING, State.ELECTING}
+        busy = {State.STOPPING, State.ELECTING, State.BLOCKED}
         is_needed = any(agent.is_live and agent.state in busy for agent in others)
         if self.is_host and self._world.lingers and is_needed and self._events.now < at_last:
             self.after(0.2, lambda: self._leave(at_last))

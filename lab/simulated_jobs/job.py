@@ -37,6 +37,8 @@ class Rules:
     """
     shares_grace: bool = True
     """Whether a signal to one node gives the workers of all nodes the same time to end."""
+    blocks_main: bool = True
+    """Whether the main threads of some agents are blocked in C++ when a signal comes."""
 
 
 PRESENT = Rules()
@@ -46,6 +48,7 @@ FORMER = Rules(
     creates_once=False,
     lingers=False,
     shares_grace=False,
+    blocks_main=False,
 )
 
 
@@ -82,6 +85,7 @@ class SimulatedJob:
             lambda rank, count: kind(rank, count, build_limits(count)),
             rules.lingers,
             rules.shares_grace,
+            rules.blocks_main,
         )
         self.agents = self.world.agents
         self.agents += [
