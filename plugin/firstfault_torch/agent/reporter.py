@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from firstfault.exceptions.printed_tracebacks import remove_traceback
 from firstfault.recorder.client import RecorderClient
 from firstfault.recorder.folder import get_stack_tail
 from firstfault.recorder.spool import SpooledDocument
+from firstfault.utils.brief_threads import BriefThreads
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import (
@@ -87,7 +88,7 @@ class Reporter:
         """Returns how far the workers came in this round."""
         self.find_finished: Callable[[], frozenset[int]] = frozenset
         """Returns the local ranks that had come to their end before the round's first failure."""
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: BriefThreads | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
         self._own_logs: dict[int, model.LogTail] = {}
@@ -442,7 +443,7 @@ class Reporter:
         # can submit; `drain` ends it, because a thread that is alive at a fork may leave a lock
         # locked in the worker.
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
+            self._pool = BriefThreads(_UPLOADS, "firstfault-upload")
         return self._pool.submit(call)
 
 
