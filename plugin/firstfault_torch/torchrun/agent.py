@@ -229,6 +229,11 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
     if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
         _print_torch_box(failed.error)
         _exit_at_once(code)
+    if _is_launcher():
+        # First at the exit, when torch's launcher has ended and no thread is left that Python waits
+        # for. Then only the interpreter's own end would follow: it destroys torch's modules, which
+        # takes a second, while the scheduler waits for this node to start the job again.
+        atexit.register(_exit_at_once, code)
     # For a node without a failed worker torch has no exception, and for other codes neither.
     if isinstance(failed.error, PeerFailedError) or code != FAILED:
         _print_torch_box(failed.error)
@@ -252,6 +257,7 @@ def _exit_at_once(code: int) -> NoReturn:
     """Exit without waiting for threads; but run what the program has registered for its end,
     and flush its output.
     """
+    atexit.unregister(_exit_at_once)
     with suppress_internal_errors("running the functions for the program's end"):
         atexit._run_exitfuncs()  # noqa: SLF001 - there is no public name
     for stream in (sys.stdout, sys.stderr):
