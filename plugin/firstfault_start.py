@@ -184,8 +184,8 @@ def _begin_rank(*, is_asked: bool) -> None:
 
 
 def mark_rank(*marks: str) -> None:
-    """Tell processes that this one starts, or becomes by exec, that it is a rank,
-    and what it has done.
+    """Mark this process as a rank, with what it has done, for processes that it starts or becomes
+    by exec.
     """
     numbers = (*OWN_RANK[-1], BEGAN[-1]) if OWN_RANK and BEGAN else ()
     below = (_BELOW_RANK_MARK,) if os.getpid() in STARTED_BY_RANK else ()
@@ -340,7 +340,7 @@ def _watch_starts() -> None:
             if _C10D_MODULE in sys.modules:
                 _call(RANK, "record_exec")
             exec_threads.append(threading.get_ident())
-        elif exec_threads == [threading.get_ident()]:  # the thread goes on: exec has failed
+        elif exec_threads == [threading.get_ident()]:  # the thread is still here: exec has failed
             exec_threads.clear()
             if _C10D_MODULE in sys.modules:
                 mark_rank(LOADED_MARK)

@@ -24,7 +24,7 @@ for version in ${versions[*]}; do
   job=tests/plugin/test_jobs.py::test_a_worker_is_killed
   if ! "$venv/bin/python" -m pip show -q flytekit 2>/dev/null; then
     with="no flytekit"
-    job=tests/torch_agent/test_faults_of_nodes.py::test_all_nodes_end
+    job=tests/torch_agent/test_faults_of_nodes.py::test_all_nodes_end_soon_after_a_rank_raises
   fi
   if "$venv/bin/pytest" -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m 'not slow' &&
     "$venv/bin/pytest" -q "$job"; then

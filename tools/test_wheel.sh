@@ -22,26 +22,27 @@ cmp "$wheel" "$work/again/$(basename "$wheel")"  # the same bytes
 cd "$root"
 cp -rL --preserve=timestamps tests lab examples docs skills tools ./*.md LICENSE Makefile pyproject.toml constraints.txt "$work"
 cd "$work"
-# Tests of a file stay in one process and share its fixtures: a browser, a training job. Two processes more than there
-# are cores: training jobs wait a lot. pytest-xdist waits for ever for a process that takes a crashed one's place.
-parallel=(-q -n "$(($(nproc) < 4 ? $(nproc) + 2 : 5))" --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Tests of a file stay in one process and share its fixtures: a browser, a training job. Training jobs wait a lot, so
+# there are more processes than cores, and the agent's layer runs beside the others. pytest-xdist waits for ever for a
+# process that takes a crashed one's place.
+cores=$(nproc)
+parallel=(-q -n "$((cores < 4 ? cores + 2 : 5))" --dist loadfile --no-loadscope-reorder --max-worker-restart=0
   --durations=15)
 nothing_chosen=5  # pytest's exit code
 most_seconds=1200  # of one layer; three times what it takes on two busy cores
-status=$nothing_chosen
 
-# Ends the tests if they still run when the time is over, and writes down what ran. A test's own limit does not end a
-# process that is stopped or keeps Python's lock, and pytest-xdist waits for ever for a dead process if a child of it
-# still has its pipe.
+# Ends the tests of a layer if they still run when the time is over, and writes down what ran. A test's own limit does
+# not end a process that is stopped or keeps Python's lock, and pytest-xdist waits for ever for a dead process if a
+# child of it still has its pipe.
 end_late() {
+  local folder=$1 tests
   sleep "$most_seconds" || return 0
-  local tests
-  tests=$(<"$work/pid")
+  tests=$(<"$folder/pid")
   {
     echo "not finished after $most_seconds s; the last test of each process, and all processes:"
-    tail -n +1 "$work"/running/*
+    tail -n +1 "$folder"/running/*
     ps -u "$(id -u)" -o pid,ppid,stat,etimes,args | cut -c -200
-  } >"$work/late"
+  } >"$folder/late"
   pkill -ABRT -P "$tests"  # with the stacks of its threads
   pkill -CONT -P "$tests"
   sleep 20
@@ -50,25 +51,46 @@ end_late() {
   kill -KILL "$tests"
 }
 
-mkdir "$work/running"
-export TESTS_RUNNING=$work/running
-for layer in core:core torch:torch flyte:wheel; do
-  python=$root/build/${layer#*:}-venv/bin/python
-  printf '\n== tests of the layer %s\n' "${layer%:*}"
-  ended=0
-  end_late >/dev/null 2>&1 &
+# test_layer LAYER ENVIRONMENT [PYTEST-ARGUMENT...]: runs its tests, and writes pytest's exit code into LAYER/status
+test_layer() {
+  local layer=$1 python=$root/build/$2-venv/bin/python folder=$work/layers/$1 limit ended=0
+  shift 2
+  mkdir -p "$folder/running"
+  printf '\n== tests of the layer %s\n' "$layer"
+  end_late "$folder" >/dev/null 2>&1 &
   limit=$!
-  # in the foreground, because a shell lets what it starts in the background ignore SIGINT
   (
-    echo "$BASHPID" >"$work/pid"
-    TESTS_LAYER=${layer%:*} exec "$python" -m pytest -o "cache_dir=$work/cache" "${parallel[@]}" "$@" 2>"$work/stderr"
+    echo "$BASHPID" >"$folder/pid"
+    export TESTS_LAYER=$layer TESTS_RUNNING=$folder/running
+    exec "$python" -m pytest -o "cache_dir=$folder/cache" "${parallel[@]}" "$@" 2>"$folder/stderr"
   ) || ended=$?
   pkill -P "$limit" sleep || true
-  tail -n 100 "$work/stderr" >&2  # of a process that crashed: its stacks
-  if [ -f "$work/late" ]; then
-    cat "$work/late"
-    rm "$work/late"
+  tail -n 100 "$folder/stderr"  # of a process that crashed: its stacks
+  if [ -f "$folder/late" ]; then
+    cat "$folder/late"
   fi
+  echo "$ended" >"$folder/status"
+}
+
+mkdir "$work/layers"
+# With job control, because a shell lets what it starts in the background ignore SIGINT otherwise
+set -m
+{
+  test_layer core core "$@"
+  test_layer flyte wheel "$@"
+} >"$work/layers/others" 2>&1 &
+others=$!
+test_layer torch torch "$@" >"$work/layers/torch.txt" 2>&1 &
+torch=$!
+set +m
+trap 'kill -INT -- "-$others" "-$torch" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
+tail -n +1 --pid="$torch" -f "$work/layers/torch.txt"
+wait "$torch" || true
+tail -n +1 --pid="$others" -f "$work/layers/others"
+wait "$others" || true
+status=$nothing_chosen
+for layer in core torch flyte; do
+  ended=$(cat "$work/layers/$layer/status" 2>/dev/null || echo 1)
   if [ "$ended" -ne "$nothing_chosen" ] && { [ "$status" -eq "$nothing_chosen" ] || [ "$ended" -ne 0 ]; }; then
     status=$ended
   fi

@@ -51,7 +51,7 @@ def main() -> None:
     def pair(work: Callable[[], int], units: int) -> tuple[float, float]:
         seconds = []
         for is_on in (True, False):
-            handled._turn(is_on=is_on)
+            handled._set_events(is_on=is_on)
             computes()  # Python looks at the code once after each turn
             handled._left = units
             began = time.thread_time()

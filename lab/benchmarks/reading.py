@@ -20,7 +20,7 @@ from botocore.config import Config
 from obstore.store import S3Store
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.layout import ERRORS, ROSTER, bundle_name, bundle_path
+from firstfault.layout import ERRORS, ROSTER, bundle_name, get_path_in_bundle
 from firstfault.wire.documents import pack
 from firstfault_torch.node.document_writer import put_file
 from lab.benchmarks.cascade import Cascade, put_all
@@ -94,7 +94,9 @@ def _leave_copies(uri: str) -> None:
         uri, strategy="evidence", copies={"firstfault/errors/none": b""}
     )
     reader.job()
-    bundle = pack({bundle_path(path): data for path, data in reader.read_files.items() if data})
+    bundle = pack(
+        {get_path_in_bundle(path): data for path, data in reader.read_files.items() if data}
+    )
     put_file(uri, f"{ROSTER}/{bundle_name(bundle)}", bundle)
 
 

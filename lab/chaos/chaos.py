@@ -45,11 +45,11 @@ PROMISED = {
     "test_a_repeated_answer_is_not_taken_for_the_next_one": NO_HALF,
     "test_a_failed_listing_is_an_error_of_one_line": EXIT_CODE,
     "test_no_document_can_be_read": EXIT_CODE,
-    "test_a_node_is_terminated_while_the_storage_hangs": EXIT_CODE,
-    "test_uploads": TEXT_KEPT,
+    "test_a_terminated_node_seals_although_the_storage_hangs": EXIT_CODE,
+    "test_an_upload_is_given_up_in_time_and_stays_in_the_spool": TEXT_KEPT,
     "test_sealing": TEXT_KEPT,
     "test_the_entrypoint_uploads_the_verdict_after_refused_connections": TEXT_KEPT,
-    "test_the_storage_hangs_and_the_failing_node_dies": TEXT_KEPT,
+    "test_a_peer_names_the_rank_of_a_node_that_died_with_the_storage": TEXT_KEPT,
 }
 """What a test of the storage is about; each of its cases is one fault."""
 STORAGE_FAULTS = {
@@ -68,8 +68,8 @@ STORAGE_FAULTS = {
 ONE_FAULT = {
     "test_a_repeated_answer_is_not_taken_for_the_next_one": "twice",
     "test_the_entrypoint_uploads_the_verdict_after_refused_connections": "refused",
-    "test_the_storage_hangs_and_the_failing_node_dies": "stall",
-    "test_a_node_is_terminated_while_the_storage_hangs": "stall",
+    "test_a_peer_names_the_rank_of_a_node_that_died_with_the_storage": "stall",
+    "test_a_terminated_node_seals_although_the_storage_hangs": "stall",
 }
 """The faults of the tests that have only one."""
 

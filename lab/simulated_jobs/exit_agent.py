@@ -10,7 +10,6 @@ from firstfault_torch import time_limits
 from firstfault_torch.protocol.exit_barrier import (
     NAMES_KEY,
     AcksAwaited,
-    AgentsCounted,
     AllFinished,
     AnnounceFinished,
     Arrived,
@@ -22,15 +21,16 @@ from firstfault_torch.protocol.exit_barrier import (
     BarrierPhase,
     CheckNames,
     CloseRendezvous,
-    CountAgents,
     Counted,
+    CountFirstfaultNodes,
     CountIn,
     ExitBarrier,
     Fail,
     FailWithoutStore,
     FatalFailureRead,
+    FirstfaultNodesCounted,
+    IgnoreSignals,
     MarkComplete,
-    MarkFinished,
     NamesRead,
     OutcomeUnknown,
     PollBarrier,
@@ -265,10 +265,12 @@ class ExitAgent(Process):
                     (*own, Read(NAMES_KEY)),
                     lambda values: self._feed(NamesRead(values[-1] if values else None)),
                 )
-            case CountAgents():
+            case CountFirstfaultNodes():
                 self._ask_newly(
                     (Read(JOINED_KEY),),
-                    lambda values: self._feed(AgentsCounted(int(values[0]) if values else None)),
+                    lambda values: self._feed(
+                        FirstfaultNodesCounted(int(values[0]) if values else None)
+                    ),
                 )
             case ReadOutcome():
                 self.broadcast.poll(lambda: None)
@@ -276,7 +278,7 @@ class ExitAgent(Process):
                     self._ask_newly((Read(OUTCOME_KEY), Read(FATAL_KEY)), self._take_outcome_read)
             case AnnounceFinished():
                 self._ask_newly((SetOnce(OUTCOME_KEY, FINISHED),), self._take_announcement)
-            case MarkFinished():
+            case IgnoreSignals():
                 self._is_finished = True
             case AwaitAcks():
                 key = _KEYS[BarrierCounter.FINISHED][1]

@@ -13,7 +13,7 @@ from firstfault_torch.protocol.exit_barrier import (
     BarrierLimits,
     BarrierPhase,
     ExitBarrier,
-    MarkFinished,
+    IgnoreSignals,
     Succeed,
     build_barrier_limits,
 )
@@ -51,7 +51,7 @@ class FormerBarrier(ExitBarrier):
         self._now = now
         instructions = super().handle(event, now)
         # A signal failed an agent that knew that all nodes had finished.
-        return [item for item in instructions if not isinstance(item, MarkFinished)]
+        return [item for item in instructions if not isinstance(item, IgnoreSignals)]
 
     def _take_names(self, names: bytes | None, now: float) -> list[BarrierInstruction]:
         del names  # there were none
@@ -64,9 +64,9 @@ class FormerBarrier(ExitBarrier):
         self._roster_until = now  # the roster was read once
         return instructions
 
-    def _take_agents(self, number: int | None, now: float) -> list[BarrierInstruction]:
+    def _take_firstfault_nodes(self, number: int | None, now: float) -> list[BarrierInstruction]:
         # It asked once, also without an answer.
-        return super()._take_agents(self._nodes if number is None else number, now)
+        return super()._take_firstfault_nodes(self._nodes if number is None else number, now)
 
     def _announce(self) -> list[BarrierInstruction]:
         # Whatever the store had, this agent had finished.

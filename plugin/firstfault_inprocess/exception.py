@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firstfault_torch.guard import try_call
 
-_LENGTH = 300
+_MAX_LINE_CHARACTERS = 300
 """Characters of a line about an exception."""
 
 
@@ -52,7 +52,9 @@ def one_line(error: BaseException) -> str:
     """
     text = try_call(lambda: str(error).partition("\n")[0])[0]
     text = "<no text>" if text is None else text
-    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_LENGTH]
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[
+        :_MAX_LINE_CHARACTERS
+    ]
 
 
 def check_limit(name: str, value: int | None, least: int) -> None:

@@ -164,7 +164,7 @@ class AbortTorchDistributed(Abort):
         if dist.is_available() and dist.is_initialized():
             # In parallel: if one communicator's abort blocks, all further ones are still aborted.
             # gloo's connections are shut down at the same time, because a rank may wait in a group
-            # of either backend. Without a free thread, one after the other in this one: otherwise
+            # of either backend. Without a free thread, one after another in this one: otherwise
             # the main thread would stay in its collective until it is killed.
             doing = "aborting NCCL's communicators"
             aborted = [start_in_thread(abort, doing, local=True) for abort in backends_that_abort()]

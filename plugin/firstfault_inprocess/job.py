@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
-_ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
-_HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
-_FOR_ALL = (BarrierTimeout, InternalError)
+_FATAL_KINDS = frozenset({FaultKind.PROCESS_EXITED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
+_HANG_KINDS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
+_ERRORS_OF_ALL_RANKS = (BarrierTimeout, InternalError)
 """With these all ranks end; with other errors of a restart one rank leaves, and the rest continue.
 """
-_ROUND = 1000
+_NUMBERS_PER_ROUND = 1000
 """Added to an iteration's number for each round before."""
 
 
@@ -76,15 +76,15 @@ class InProcessRestart(InProcessOptions):
         if error is None:
             return cast("Restarted", result)
         # The agent must learn whether its other workers continue. RestartAbort: all ranks end
-        # alike. A plain RestartError or one of `_FOR_ALL`: the call can't continue on any rank. Any
-        # other error takes out only this rank.
+        # alike. A plain RestartError or one of `_ERRORS_OF_ALL_RANKS`: the call can't continue on
+        # any rank. Any other error takes out only this rank.
         if isinstance(error, RestartAbort):
             cause = error.__cause__
             if isinstance(cause, Exception) and not isinstance(cause, RestartError):
                 raise cause  # the user's own, which has the details
         elif isinstance(error, RestartError):
             monitor.others_continue = type(error) is not RestartError and not isinstance(
-                error, _FOR_ALL
+                error, _ERRORS_OF_ALL_RANKS
             )
         else:
             monitor.others_continue = True
@@ -131,10 +131,10 @@ class RecordedFaults:
     def collectives_begun() -> int | None:
         """Return how many collectives this rank has begun, or None without a flight recorder."""
         from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as below
-            collective_progress,
+            read_collective_progress,
         )
 
-        groups = collective_progress()
+        groups = read_collective_progress()
         return sum(group.enqueued for group in groups) if groups else None
 
     def recovered(self, interruption: Interruption) -> None:
@@ -167,12 +167,12 @@ def _record(interruption: Interruption, place: Place) -> RestartRecord:
     root = find_root_fault(interruption.faults)
     return RestartRecord(
         kind=RestartKind.IN_PROCESS,
-        number=interruption.iteration + _ROUND * place.round,
+        number=interruption.iteration + _NUMBERS_PER_ROUND * place.round,
         headline=str(root) if root is not None else "",
         restart=True,
         reason=f"the ranks that were left called the function again, as {place.node} reports",
         rank=root.initial_rank if root is not None else None,
-        category="hang" if root is not None and root.kind in _HANGS else "",
+        category="hang" if root is not None and root.kind in _HANG_KINDS else "",
         timestamp_ns=root.wall_ns if root is not None else None,
         lost_seconds=round(interruption.seconds, 3),
         world_size_before=interruption.world_before,
@@ -184,9 +184,9 @@ def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
     """Return the fault that caused all others: a process that ended or was killed,
     else the first that was reported.
 
-    A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of
-    ranks that made no progress, one that waited in no collective is the cause, and of several the
-    one that had begun the fewest. If there is one, exceptions after the first report of no progress
+    A rank that lost its peer raises, and may report that before the peer's monitor process does.
+    Among ranks without progress, the cause is the rank outside of any collective, or else the rank
+    that had begun the fewest. If there is one, exceptions after the first report of no progress
     don't count: these ranks were torn out of a collective.
     """
     # Rank 3 hangs outside of collectives, rank 0 waits for it in one. Both report a stall, perhaps
@@ -200,7 +200,9 @@ def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
             if fault.kind is not FaultKind.EXCEPTION or faults.index(fault) < first
         ]
     # min() keeps the first of equals, so the order of the reports decides among equal faults.
-    root = min(faults, key=lambda fault: (fault.kind not in _ENDED, fault.waits), default=None)
+    root = min(
+        faults, key=lambda fault: (fault.kind not in _FATAL_KINDS, fault.waits), default=None
+    )
     if root is None or root.kind is not FaultKind.SOFT_TIMEOUT:
         return root
     alike = [fault for fault in faults if fault.kind is root.kind and fault.waits == root.waits]

@@ -158,7 +158,7 @@ class _Call:
                 self._faults = tuple(
                     Fault(
                         record.rank,
-                        _KINDS.get(record.interruption.name, FaultKind.TERMINATED),
+                        _KINDS.get(record.interruption.name, FaultKind.PROCESS_EXITED),
                         self._what if first == state.initial_rank else "",
                         self._wall_ns if first == state.initial_rank else time.time_ns(),
                         first,

@@ -20,7 +20,7 @@ from firstfault_inprocess.rank_assignment import (
 # Each step needs time to act before the next one does. A rank is interrupted before it is killed; a
 # killed or lost rank is reported before its peers time out at the barrier; and each interval is
 # shorter than the limits that are checked in it.
-_ORDER = (
+_ASCENDING_PAIRS = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
     ("heartbeat_timeout", "barrier_timeout"),
@@ -32,9 +32,13 @@ _ORDER = (
     ("last_call_wait", "soft_timeout"),
 )
 """Pairs of options; in each pair the first must be the shorter one."""
-_KINDS: dict[str, type] = {"store_kwargs": dict, "monitor_process_logfile": str, "enabled": bool}
-_MAY_BE_ZERO = {"last_call_wait", "termination_grace_time"}
-_ALL_SHIFTED = Compose(ActivateAllRanks(), ShiftRanks())
+_OPTION_TYPES: dict[str, type] = {
+    "store_kwargs": dict,
+    "monitor_process_logfile": str,
+    "enabled": bool,
+}
+_OPTIONS_FROM_ZERO = {"last_call_wait", "termination_grace_time"}
+_DEFAULT_RANK_ASSIGNMENT = Compose(ActivateAllRanks(), ShiftRanks())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,7 @@ class InProcessOptions:
     """Called on each rank before each iteration and after each fault. A rank that fails the
     check doesn't continue.
     """
-    rank_assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx] = _ALL_SHIFTED
+    rank_assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx] = _DEFAULT_RANK_ASSIGNMENT
     """Gives the ranks that continue their new ranks, the world size, and whether they are active.
     """
     rank_filter: Callable[[RankAssignmentCtx], RankAssignmentCtx] | None = None
@@ -111,7 +115,7 @@ class InProcessOptions:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        for name, kind in _KINDS.items():
+        for name, kind in _OPTION_TYPES.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UsageError(f"{name} must be an instance of {kind.__name__}, not {value!r}")
@@ -125,7 +129,7 @@ class InProcessOptions:
             value = getattr(self, name)
             if value is not None or name != "completion_timeout":
                 _check_duration(name, value)
-        for shorter, longer in _ORDER:
+        for shorter, longer in _ASCENDING_PAIRS:
             one = self.seconds(shorter)
             other = self.seconds(longer)
             if one >= other:
@@ -159,8 +163,8 @@ def _to_seconds(value: dt.timedelta | float) -> float:
 def _check_duration(name: str, value: Any) -> None:
     is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
     seconds = _to_seconds(value) if is_number else -1
-    if not 0 <= seconds < float("inf") or (seconds == 0 and name not in _MAY_BE_ZERO):
-        least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
+    if not 0 <= seconds < float("inf") or (seconds == 0 and name not in _OPTIONS_FROM_ZERO):
+        least = "0 or more" if name in _OPTIONS_FROM_ZERO else "above 0"
         raise UsageError(
             f"{name} must be a timedelta or a number of seconds, {least}, not {value!r}"
         )

@@ -19,10 +19,10 @@ from firstfault_inprocess.store import Position
 from firstfault_torch import time_limits
 from firstfault_torch.guard import start_daemon
 
-_COLLECTIVES = "torch.distributed"
-_INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")
-_LENGTH = 200
-_kept: list[object] = []
+_COLLECTIVES_MODULE = "torch.distributed"
+_LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")
+_MAX_LINE_CHARACTERS = 200
+_leaked_semaphores: list[object] = []
 """Memory into which a call that Python hasn't made yet may still write; a few dozen bytes each."""
 _SEMAPHORE_SIZE = 64
 """Bytes, at least those of a ``sem_t``: 32 on 64-bit Linux."""
@@ -143,7 +143,7 @@ class ProgressStamper:
         self._progress = progress
         self._interval = interval
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_SIZE)
-        _kept.append(self._semaphore)
+        _leaked_semaphores.append(self._semaphore)
         _libc.sem_init(self._semaphore, 0, 0)
         self._ended = threading.Event()
         patience = time_limits.RESOURCE_SHORTAGE_TIMEOUT_SECONDS
@@ -179,8 +179,10 @@ def find_position(thread: int, begun: int | None = None) -> Position | None:
     waits, called, innermost = False, "", frame
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        waits = waits or module == _COLLECTIVES or module.startswith(_COLLECTIVES + ".")
-        if not any(part in frame.f_code.co_filename for part in _INSTALLED):
+        waits = (
+            waits or module == _COLLECTIVES_MODULE or module.startswith(_COLLECTIVES_MODULE + ".")
+        )
+        if not any(part in frame.f_code.co_filename for part in _LIBRARY_FOLDERS):
             return Position(_line(frame, called), waits, begun)
         called = f"{module}.{frame.f_code.co_name}"
         frame = frame.f_back
@@ -190,4 +192,4 @@ def find_position(thread: int, begun: int | None = None) -> Position | None:
 def _line(frame: Any, called: str) -> str:
     code = frame.f_code
     text = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-    return (f"{text}, which calls {called}" if called else text)[:_LENGTH]
+    return (f"{text}, which calls {called}" if called else text)[:_MAX_LINE_CHARACTERS]

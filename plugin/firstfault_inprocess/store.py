@@ -1,7 +1,7 @@
 """What the ranks of an in-process restart agree on, in one store.
 
 The store outlives any worker: torch elastic's agent hosts it, or the monitor process of the first
-rank. Each iteration uses a separate prefix in it, so no iteration needs a port of its own.
+rank. Each iteration uses a separate prefix in it, so no iteration needs its own port.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from firstfault_inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_inprocess.hooks import call_in_thread
 from firstfault_torch.node_context import NodeContext
 
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
-_OUTCOME = "outcome"
-_ENDED = "ended"
-_FAULTS = "faults"
-_GONE = "gone"
-_ARRIVED = "arrived"
-_ALL = "all"
-_AGREED = "agreed"
-_COMPLETED = "completed"
-_BEAT = "beat/"
-_INITIAL = "initial/"
-_POSITION = "position/"
+_OUTCOME_KEY = "outcome"
+_OUTCOME_SET_KEY = "ended"
+_FAULTS_KEY = "faults"
+_GONE_KEY = "gone"
+_ARRIVED_KEY = "arrived"
+_BARRIER_OPEN_KEY = "all"
+_AGREED_KEY = "agreed"
+_COMPLETED_KEY = "completed"
+_BEAT_KEY_PREFIX = "beat/"
+_INITIAL_RANK_KEY_PREFIX = "initial/"
+_POSITION_KEY_PREFIX = "position/"
 
 
 class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
@@ -106,14 +106,14 @@ class FaultKind(enum.Enum):
     """It made no progress; it continues if it can be interrupted."""
     HARD_TIMEOUT = "hard timeout"
     """It could not be interrupted, and was killed."""
-    TERMINATED = "terminated"
+    PROCESS_EXITED = "terminated"
     """Its process ended."""
     UNRESPONSIVE = "unresponsive"
     """Neither the rank nor its monitor process sends heartbeats."""
 
 
 GONE = frozenset(
-    {FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.TERMINATED, FaultKind.UNRESPONSIVE}
+    {FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.PROCESS_EXITED, FaultKind.UNRESPONSIVE}
 )
 """After these a rank takes no further part."""
 
@@ -184,11 +184,11 @@ class Iteration:
         self._store: Any = dist.PrefixStore(self._prefix, store)  # type: ignore[attr-defined]
         self._exchanges = 0
 
-    def over(self, connection: Any) -> Iteration:
-        """Return the same part over another connection."""
+    def with_connection(self, connection: Any) -> Iteration:
+        """Return the same iteration over another connection."""
         return Iteration(connection, self._prefix.rpartition("/")[0], self.number, self.world_size)
 
-    def close(self) -> None:
+    def drop_connection(self) -> None:
         """Drop the connection. No other method may be called afterwards."""
         self._store = self._base = None
 
@@ -198,7 +198,9 @@ class Iteration:
         """Record a fault; the iteration continues, or has ended."""
         # The server appends: two ranks that fail at the same time both stay on record, in the order
         # of arrival.
-        self._store.append(_FAULTS, json.dumps({**asdict(fault), "kind": fault.kind.value}) + "\n")
+        self._store.append(
+            _FAULTS_KEY, json.dumps({**asdict(fault), "kind": fault.kind.value}) + "\n"
+        )
 
     def interrupt(self, fault: Fault) -> IterationEnd:
         """Record a fault and end the iteration; return how it has ended."""
@@ -208,14 +210,14 @@ class Iteration:
     def complete(self) -> None:
         """Count this rank as completed; the last one completes the iteration."""
         # If the last rank dies after add(), its monitor process interrupts the iteration instead.
-        if self._store.add(_COMPLETED, 1) >= self.world_size:
+        if self._store.add(_COMPLETED_KEY, 1) >= self.world_size:
             self._end(IterationEnd.COMPLETED)
 
     def _end(self, outcome: IterationEnd) -> IterationEnd:
         # The last rank may complete while a monitor process reports a fault: the first outcome
         # stays, and compare_set returns it to both. torch sets a missing key if the expected value
         # is empty.
-        ended = IterationEnd(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
+        ended = IterationEnd(self._store.compare_set(_OUTCOME_KEY, "", outcome.value).decode())
         # Every caller wakes them: if the first one died before this line, the next report does.
         self.wake_peers()
         return ended
@@ -224,13 +226,13 @@ class Iteration:
         """Wake the ranks that wait for the outcome, which is set."""
         # They wait for another key: without libuv, torch's store doesn't wake them after a
         # compare-and-set.
-        self._store.set(_ENDED, "1")
+        self._store.set(_OUTCOME_SET_KEY, "1")
 
     def outcome(self) -> IterationEnd | None:
         """Return how the iteration has ended, or None while it runs."""
         return (
-            IterationEnd(self._store.get(_OUTCOME).decode())
-            if self._store.check([_OUTCOME])
+            IterationEnd(self._store.get(_OUTCOME_KEY).decode())
+            if self._store.check([_OUTCOME_KEY])
             else None
         )
 
@@ -240,25 +242,25 @@ class Iteration:
         Raises:
             torch.distributed.DistStoreError: after `timeout`.
         """
-        self._store.wait([_ENDED], timeout)
-        return IterationEnd(self._store.get(_OUTCOME).decode())
+        self._store.wait([_OUTCOME_SET_KEY], timeout)
+        return IterationEnd(self._store.get(_OUTCOME_KEY).decode())
 
     def faults(self) -> list[Fault]:
         """Return the faults so far, in the order in which they were reported."""
         # get() waits for a missing key until the store's timeout; appending nothing creates it.
-        self._store.append(_FAULTS, "")
-        lines = map(json.loads, self._store.get(_FAULTS).decode().splitlines())
+        self._store.append(_FAULTS_KEY, "")
+        lines = map(json.loads, self._store.get(_FAULTS_KEY).decode().splitlines())
         return [Fault(**{**line, "kind": FaultKind(line["kind"])}) for line in lines]
 
     def put_position(self, rank: int, position: Position) -> None:
         """Write a rank's position. Call this before the rank arrives."""
-        self._store.set(f"{_POSITION}{rank}", json.dumps(asdict(position)))
+        self._store.set(f"{_POSITION_KEY_PREFIX}{rank}", json.dumps(asdict(position)))
 
-    def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
-        """Return the faults; those without progress with the position that their rank has given."""
+    def add_positions(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+        """Return the faults, with the positions that ranks without progress have written."""
         located = []
         for fault in faults:
-            key = f"{_POSITION}{fault.rank}"
+            key = f"{_POSITION_KEY_PREFIX}{fault.rank}"
             if fault.kind is FaultKind.SOFT_TIMEOUT and self._store.check([key]):
                 position = Position(**json.loads(self._store.get(key)))
                 what = f"{fault.what}, at {position.text}"
@@ -270,18 +272,18 @@ class Iteration:
 
     def leave(self, rank: int) -> None:
         """Record that a rank doesn't take part in the next iteration, unless that is decided."""
-        self._store.append(_GONE, f"{rank},")
+        self._store.append(_GONE_KEY, f"{rank},")
 
     def arrive(self) -> None:
         """Count one rank as having ended the iteration; the last one opens the barrier."""
         # Not ==: if the last rank dies after add(), its monitor process counts once more and opens
         # the barrier.
-        if self._store.add(_ARRIVED, 1) >= self.world_size:
+        if self._store.add(_ARRIVED_KEY, 1) >= self.world_size:
             # Compare-and-set: of two arrivals beyond the world size, each may have read another
-            # list, and all ranks must get the same one. ALL comes second: a rank that it wakes
-            # reads AGREED at once.
-            self._store.compare_set(_AGREED, "", json.dumps(sorted(self.gone())))
-            self._store.set(_ALL, "1")
+            # list, and all ranks must get the same one. The barrier opens second: a rank that wakes
+            # reads the agreed list at once.
+            self._store.compare_set(_AGREED_KEY, "", json.dumps(sorted(self.gone())))
+            self._store.set(_BARRIER_OPEN_KEY, "1")
 
     def await_all(self, timeout: dt.timedelta) -> frozenset[int]:
         """Wait for all ranks; return those that don't take part in the next iteration,
@@ -290,27 +292,27 @@ class Iteration:
         Raises:
             BarrierTimeout: some didn't arrive.
         """
-        if not self._await([_ALL], timeout):
-            arrived = self._store.add(_ARRIVED, 0)
+        if not self._await([_BARRIER_OPEN_KEY], timeout):
+            arrived = self._store.add(_ARRIVED_KEY, 0)
             raise BarrierTimeout(
                 f"only {arrived} of {self.world_size} ranks ended iteration {self.number} within "
                 f"{timeout.total_seconds():g} s (barrier_timeout)"
             )
-        return frozenset(json.loads(self._store.get(_AGREED)))
+        return frozenset(json.loads(self._store.get(_AGREED_KEY)))
 
     def agreed(self) -> frozenset[int] | None:
         """Return the ranks that don't continue, or None until that is decided."""
         return (
-            frozenset(json.loads(self._store.get(_AGREED)))
-            if self._store.check([_AGREED])
+            frozenset(json.loads(self._store.get(_AGREED_KEY)))
+            if self._store.check([_AGREED_KEY])
             else None
         )
 
     def gone(self) -> set[int]:
         """Return the ranks that are known so far not to continue."""
         # As in `faults`: get() would wait for a missing key.
-        self._store.append(_GONE, "")
-        return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
+        self._store.append(_GONE_KEY, "")
+        return {int(rank) for rank in self._store.get(_GONE_KEY).decode().split(",") if rank}
 
     def exchange(
         self,
@@ -359,19 +361,19 @@ class Iteration:
 
     def beat(self, rank: int, initial_rank: int) -> None:
         """Count one more heartbeat of a rank's monitor process."""
-        if self._store.add(f"{_BEAT}{rank}", 1) == 1:
-            self._store.set(f"{_INITIAL}{rank}", str(initial_rank))
+        if self._store.add(f"{_BEAT_KEY_PREFIX}{rank}", 1) == 1:
+            self._store.set(f"{_INITIAL_RANK_KEY_PREFIX}{rank}", str(initial_rank))
 
     def initial_rank(self, rank: int) -> int:
         """Return the initial rank that a monitor process has written for a rank, or -1 if none."""
-        key = f"{_INITIAL}{rank}"
+        key = f"{_INITIAL_RANK_KEY_PREFIX}{rank}"
         return int(self._store.get(key)) if self._store.check([key]) else -1
 
     def beats(self, rank: int) -> int:
         """Return how many heartbeats a rank's monitor process has sent in this iteration."""
-        return int(self._store.add(f"{_BEAT}{rank}", 0))
+        return int(self._store.add(f"{_BEAT_KEY_PREFIX}{rank}", 0))
 
-    def part(self, name: str) -> Any:
+    def open_substore(self, name: str) -> Any:
         """Return a store for one purpose within this iteration,
         such as that of its process groups.
         """

@@ -20,13 +20,13 @@ from firstfault_inprocess.store import TCPStore, recovered_key
 from firstfault_torch import time_limits
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
-from firstfault_torch.node_context import OTHERS_CONTINUE
+from firstfault_torch.node_context import OTHERS_CONTINUE_FIELD
 
 if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
 
-_NO_WORKERS = "firstfault/inprocess/no-workers"
+_NODES_WITHOUT_WORKERS_KEY = "firstfault/inprocess/no-workers"
 """Counts the nodes of a round that have no worker left to continue."""
 
 
@@ -46,46 +46,51 @@ class SurvivingWorkers:
 
     def begin_round(self) -> None:
         """Forget the round before."""
-        self._lost: set[int] = set()
-        self._gave_up = 0.0
-        self._others: BackgroundCall[tuple[int, int]] | None = None
-        self._looked = 0.0
+        self._logged_lost: set[int] = set()
+        self._shutdown_requested_at = 0.0
+        self._node_counts: BackgroundCall[tuple[int, int]] | None = None
+        self._counted_at = 0.0
 
     def poll(self, group: WorkerGroup, context: Any) -> RunResult | None:
-        """Return the state of the workers; None if they have failed: given up,
-        or all are lost on all nodes.
+        """Return healthy or succeeded workers' state, or None if the agent has to handle a failure.
+
+        The failure is that the ranks gave up, that no node has a worker left, or that the results
+        lack one of a rank that was lost after all ranks had completed.
         """
-        # A worker that leaves while its peers continue reports OTHERS_CONTINUE. Any other report
+        # A worker that leaves while its peers continue sets OTHERS_CONTINUE_FIELD. Any other report
         # means that all ranks give up.
         reap_adopted_helpers()
         shutdown_requested = [
             report
             for report in self._workers.reported().values()
-            if not report.get(OTHERS_CONTINUE)
+            if not report.get(OTHERS_CONTINUE_FIELD)
         ]
-        lost = self._find_ended()
-        for local_rank in sorted(lost - self._lost):
+        lost = self._find_lost()
+        for local_rank in sorted(lost - self._logged_lost):
             logger.warning(
                 "rank %s exited; the remaining ranks restart without it", self._rank_of(local_rank)
             )
-        self._lost = lost
-        local = range(len(torch_agent.worker_processes(context)))
-        continues = set(local) - lost
+        self._logged_lost = lost
+        local_ranks = range(len(torch_agent.worker_processes(context)))
+        survivors = set(local_ranks) - lost
         if shutdown_requested:
             now = time.monotonic()
-            self._gave_up = self._gave_up or now
+            self._shutdown_requested_at = self._shutdown_requested_at or now
             # All ranks give up at the same time, but their reports arrive one by one: torch's stop
             # would cut off the later ones.
-            if continues and now - self._gave_up < time_limits.SURVIVORS_EXIT_GRACE_SECONDS:
+            if (
+                survivors
+                and now - self._shutdown_requested_at < time_limits.SURVIVORS_EXIT_GRACE_SECONDS
+            ):
                 return RunResult(WorkerState.HEALTHY)
             self.forget_recovered(group)
             return None
-        if not continues:
-            return self._without_workers(group, local)
+        if not survivors:
+            return self._await_nodes_with_workers(group, local_ranks)
         # Read in each poll: a worker with a large result blocks in its write to the queue's pipe
         # until somebody reads.
-        values = torch_agent.handed_over(context, continues)
-        if not continues <= values.keys():
+        results = torch_agent.collect_results(context, survivors)
+        if not survivors <= results.keys():
             return RunResult(WorkerState.HEALTHY)
         if lost:
             # Rank 2 dies: the first surviving rank writes a key for it when all continue. Rank 2
@@ -96,35 +101,36 @@ class SurvivingWorkers:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one
         # died in that wait
-        tell = partial(torch_agent.let_workers_end, context)
+        inform = partial(torch_agent.let_workers_exit, context)
         # `local`: without it, a moment without free threads would leave them waiting for ever
         doing = "informing the workers that they may end"
-        call_with_timeout(tell, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing, local=True)
+        call_with_timeout(inform, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing, local=True)
         processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (
             time_limits.SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf")
         )
         # torch stops those that are left when the agent ends
         while (
-            any(processes[rank].exitcode is None for rank in continues)
+            any(processes[rank].exitcode is None for rank in survivors)
             and time.monotonic() < deadline
         ):
             time.sleep(time_limits.SURVIVORS_POLL_SECONDS)
-        return self._build_success(local, values, continues)
+        return self._build_success(local_ranks, results, survivors)
 
     def _build_success(
         self,
-        local: range,
-        values: dict[int, Any],
-        continues: set[int],
+        local_ranks: range,
+        results: dict[int, Any],
+        survivors: set[int],
     ) -> RunResult:
         # torch wants a value for each of its workers
         results = {
-            self._rank_of(rank) or 0: values[rank] if rank in continues else None for rank in local
+            self._rank_of(rank) or 0: results[rank] if rank in survivors else None
+            for rank in local_ranks
         }
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
-    def _without_workers(self, group: WorkerGroup, local: range) -> RunResult | None:
+    def _await_nodes_with_workers(self, group: WorkerGroup, local_ranks: range) -> RunResult | None:
         """Wait for other nodes, on which workers may continue;
         a failure there reaches the agent as always.
 
@@ -136,40 +142,40 @@ class SurvivingWorkers:
             return None
         store: Any = group.store
         # Once per round, although this method runs in every poll.
-        if self._others is None:
+        if self._node_counts is None:
             doing = "counting the nodes that have no workers"
-            count = partial(store.add, _NO_WORKERS, 1)
+            count = partial(store.add, _NODES_WITHOUT_WORKERS_KEY, 1)
             call_with_timeout(count, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing, local=True)
-            self._others = BackgroundCall(
+            self._node_counts = BackgroundCall(
                 lambda: (
-                    int(store.add(_NO_WORKERS, 0)),
-                    int(store.add(torch_agent.BARRIER_MEMBERS, 0)),
+                    int(store.add(_NODES_WITHOUT_WORKERS_KEY, 0)),
+                    int(store.add(torch_agent.BARRIER_MEMBERS_KEY, 0)),
                 ),
                 (0, 0),
             )
-        if time.monotonic() - self._looked < time_limits.SURVIVORS_CHECK_INTERVAL_SECONDS:
+        if time.monotonic() - self._counted_at < time_limits.SURVIVORS_CHECK_INTERVAL_SECONDS:
             return RunResult(WorkerState.HEALTHY)
-        self._looked = time.monotonic()
-        without, finished = self._others()
+        self._counted_at = time.monotonic()
+        without, finished = self._node_counts()
         # All nodes are without workers: nobody continues. Otherwise wait until the nodes with
         # workers are in torch's exit barrier.
         if without >= nodes:
             return None
         if without and finished >= nodes - without:
-            return self._build_success(local, {}, set())
+            return self._build_success(local_ranks, {}, set())
         return RunResult(WorkerState.HEALTHY)
 
-    def await_end(self) -> None:
+    def await_all_exits(self) -> None:
         """Wait a while for all workers to give up, because workers of another node did. All workers
         give up at the same time.
 
         A worker that is stopped earlier reports less.
         """
         deadline = time.monotonic() + time_limits.SURVIVORS_EXIT_GRACE_SECONDS
-        while len(self._find_ended()) < self._workers.count and time.monotonic() < deadline:
+        while len(self._find_lost()) < self._workers.count and time.monotonic() < deadline:
             time.sleep(time_limits.SURVIVORS_POLL_SECONDS)
 
-    def _find_ended(self) -> set[int]:
+    def _find_lost(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result,
         or are about to.
         """
@@ -187,10 +193,10 @@ class SurvivingWorkers:
         """Return the local ranks that the remaining ranks continued without;
         None if the store doesn't answer.
         """
-        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._find_ended()}
+        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._find_lost()}
         round_ = str(self._reporter.node_context.round)
 
-        def ask() -> set[int]:
+        def read_recovered() -> set[int]:
             limit = dt.timedelta(seconds=time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS)
             store = TCPStore(*torch_agent.master_address(group), timeout=limit)
             return {
@@ -203,7 +209,7 @@ class SurvivingWorkers:
             return set()
         doing = "asking from which faults the ranks had recovered"
         return call_with_timeout(
-            ask,
+            read_recovered,
             time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS,
             doing,
             local=True,

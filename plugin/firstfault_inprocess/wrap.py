@@ -22,7 +22,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from firstfault_inprocess.call.rank_hooks import RankHooks
-from firstfault_inprocess.call.rank_iteration import STORE_IS_LOST, RankIteration
+from firstfault_inprocess.call.rank_iteration import STORE_LOST_MESSAGE, RankIteration
 from firstfault_inprocess.call.recovery import Interruption, Observer, report_recovery
 from firstfault_inprocess.call.session import CallSession
 from firstfault_inprocess.exception import RestartAbort, RestartError
@@ -221,7 +221,7 @@ class CallWrapper:
         except (dist.DistNetworkError, dist.DistStoreError) as lost:
             # This rank can't inform its peers, so `leave` is skipped.
             iteration.lose_store()
-            why = RestartAbort(f"{STORE_IS_LOST}: {str(lost).partition(chr(10))[0]}")
+            why = RestartAbort(f"{STORE_LOST_MESSAGE}: {str(lost).partition(chr(10))[0]}")
             raise why from lost if self._last_error is None else self._last_error
         except BaseException as leaving:
             iteration.leave(leaving)

@@ -1,4 +1,4 @@
-"""Descriptors that firstfault keeps open in a process whose program may close and reuse any number.
+"""Descriptors that firstfault keeps open in a process. The program may close and reuse any number.
 
 A program may close all descriptors that it doesn't know, as daemons and ``os.closerange(3, 1024)``
 do. The kernel then gives their numbers to the files that the program opens next. Two things keep

@@ -86,9 +86,9 @@ class Publication:
 class Engine(Protocol):
     """The system that runs an attempt, such as Flyte.
 
-    An engine implements the first four methods, and overrides of the others what its system does
-    in another way. It's handed to spawned workers, so it can be pickled; a worker only asks it to
-    name errors.
+    An engine implements the first four methods, and overrides the remaining methods where its
+    system differs. It's passed to spawned workers, so it must be picklable; a worker only calls
+    `name_error`.
     """
 
     __slots__ = ()

@@ -34,11 +34,11 @@ WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 An agent stops a worker with SIGTERM, the kernel with SIGINT after the agent's death, and torch's
 data loader raises on SIGCHLD when one of its processes has died.
 """
-_NO_THREAD = "can't start new thread"
-_AT_THE_END = "at interpreter shutdown"
+_NO_THREAD_TEXT = "can't start new thread"
+_SHUTDOWN_TEXT = "at interpreter shutdown"
 MAX_CONSECUTIVE_ERRORS = 3
 """Internal errors in a row after which a loop ends."""
-_SHORTAGES = frozenset(
+_SHORTAGE_ERRNOS = frozenset(
     {
         errno.EAGAIN,
         errno.ENOMEM,
@@ -52,7 +52,7 @@ _SHORTAGES = frozenset(
 """The machine, the user's limits or the control group had no process, memory,
 descriptor or disk left.
 """
-_LONGEST_CHAIN = 50
+_MAX_CHAIN_LENGTH = 50
 _refused_threads = threading.Event()
 """Set after the first warning that the system allows no more threads: one warning is enough."""
 
@@ -96,9 +96,9 @@ def suppress_internal_errors(
     except BaseException as error:
         text, hidden = try_call(lambda error=error: str(error))  # type: ignore[misc]
         text = "<no text>" if hidden is not None else text
-        if isinstance(error, RuntimeError) and _AT_THE_END in str(text):
+        if isinstance(error, RuntimeError) and _SHUTDOWN_TEXT in str(text):
             return  # since Python 3.12 no thread can be started while the interpreter exits
-        if isinstance(error, RuntimeError) and text == _NO_THREAD:
+        if isinstance(error, RuntimeError) and text == _NO_THREAD_TEXT:
             if not _refused_threads.is_set():
                 _refused_threads.set()
                 logger.warning("can't start more threads: %s (first while %s)", text, activity)
@@ -194,9 +194,9 @@ def is_shortage(error: BaseException) -> bool:
     descriptor or disk left right now.
     """
     if isinstance(error, OSError):
-        return error.errno in _SHORTAGES
+        return error.errno in _SHORTAGE_ERRNOS
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+        isinstance(error, RuntimeError) and str(error) == _NO_THREAD_TEXT
     )
 
 
@@ -274,17 +274,17 @@ def _start(
         run()
 
 
-_late: set[threading.Thread] = set()
+_late_threads: set[threading.Thread] = set()
 """Daemon threads that may be inside C++, and stay there."""
 
 
 def start_late(thread: threading.Thread) -> None:
     """Start a daemon thread that may be inside C++ for long, for `await_late_calls`."""
-    for other in list(_late):  # a copy: another thread may add one
+    for other in list(_late_threads):  # a copy: another thread may add one
         if not other.is_alive():
-            _late.discard(other)
+            _late_threads.discard(other)
     thread.start()
-    _late.add(thread)
+    _late_threads.add(thread)
 
 
 def await_late_calls(seconds: float) -> bool:
@@ -294,13 +294,13 @@ def await_late_calls(seconds: float) -> bool:
     torch's C++ doesn't allow that, and aborts the process.
     """
     deadline = time.monotonic() + seconds
-    for thread in list(_late):
+    for thread in list(_late_threads):
         thread.join(max(deadline - time.monotonic(), 0))
-    return not any(thread.is_alive() for thread in list(_late))
+    return not any(thread.is_alive() for thread in list(_late_threads))
 
 
 def _forget_calls() -> None:
-    _late.clear()
+    _late_threads.clear()
 
 
 os.register_at_fork(after_in_child=_forget_calls)
@@ -406,7 +406,7 @@ def iter_chain(error: BaseException | None) -> list[BaseException]:
     """Return `error` and its chain of causes and contexts, nearest first."""
     chain: list[BaseException] = []
     seen: set[int] = set()
-    while error is not None and id(error) not in seen and len(chain) < _LONGEST_CHAIN:
+    while error is not None and id(error) not in seen and len(chain) < _MAX_CHAIN_LENGTH:
         seen.add(id(error))
         chain.append(error)
         # a user's class may have no truth

@@ -37,7 +37,7 @@ class Moment(NamedTuple):
         return cls(time.time_ns(), time.monotonic_ns())
 
 
-OTHERS_CONTINUE = "others_continue"
+OTHERS_CONTINUE_FIELD = "others_continue"
 """In a worker's message about its failure: the remaining ranks continue without it,
 unless they give up, too.
 """
@@ -100,7 +100,7 @@ class NodeContext:
         """The files in the node's folder, or None without a folder."""
         return NodeFolder(Path(self.node_folder)) if self.node_folder else None
 
-    def environment(self) -> dict[str, str]:
+    def to_environment(self) -> dict[str, str]:
         """Return the variables that pass this recording to a worker process."""
         variables = self.identity.worker_environment
         told = replace(self, identity=replace(self.identity, worker_environment={}))

@@ -13,8 +13,8 @@ from firstfault_torch.node_context import Identity
 from firstfault_torch.source_code import find_source_code
 from firstfault_torch.time_limits import NODE_SETUP_TIMEOUT_SECONDS
 
-_GPUS = Path("/proc/driver/nvidia/gpus")
-_MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
+_GPUS_FOLDER = Path("/proc/driver/nvidia/gpus")
+_GPU_MODEL_LINE = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def read_node_setup(identity: Identity) -> NodeSetup:
@@ -27,9 +27,11 @@ def read_node_setup(identity: Identity) -> NodeSetup:
 
 def _with_files(known: NodeSetup) -> NodeSetup:
     models = []  # of each GPU that NVIDIA's driver shows to this container
-    for file in sorted(_GPUS.glob("*/information")):
+    for file in sorted(_GPUS_FOLDER.glob("*/information")):
         with contextlib.suppress(OSError):
-            models += _MODEL.findall(file.read_text(encoding="utf-8", errors="replace"))[:1]
+            models += _GPU_MODEL_LINE.findall(file.read_text(encoding="utf-8", errors="replace"))[
+                :1
+            ]
     url, root = find_source_code()
     return NodeSetup(
         task=known.task,

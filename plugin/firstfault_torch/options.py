@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The signals that terminate a pod; torch's default."""
-_BOTH = 3
+_MAX_STREAMS = 3
 """stdout (1) and stderr (2)."""
-_STREAMS = re.compile(r"[0-3]")
-_STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
+_STREAMS_TEXT = re.compile(r"[0-3]")
+_STREAMS_BY_RANK_TEXT = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
 DEFAULT_HANG = "warn:60"
 PORT_VARIABLE = "FIRSTFAULT_PORT"
 """Port of the first agent, for networks that allow only listed ports; by default, any free port."""
 _MAX_PORT = 65535
-_NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
-_AFFINITIES = ("node", "socket", "exclusive", "core-complex")
+_UNCATCHABLE_SIGNALS = {"SIGKILL", "SIGSTOP"}
+_NUMA_AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
 
 def parse_port(text: str) -> int:
@@ -152,20 +152,20 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
         has.
     """
     found: int | dict[int, int] | None = None
-    if isinstance(value, str) and _STREAMS.fullmatch(value):
+    if isinstance(value, str) and _STREAMS_TEXT.fullmatch(value):
         found = int(value)
-    elif isinstance(value, str) and _STREAMS_OF_RANKS.fullmatch(value):
+    elif isinstance(value, str) and _STREAMS_BY_RANK_TEXT.fullmatch(value):
         found = {
             int(rank): int(streams)
             for rank, streams in (item.split(":") for item in value.split(","))
         }
-    elif _is_number(value) and 0 <= int(value) <= _BOTH:  # type: ignore[call-overload]
+    elif _is_number(value) and 0 <= int(value) <= _MAX_STREAMS:  # type: ignore[call-overload]
         found = int(value)  # type: ignore[call-overload]
     elif isinstance(value, Mapping) and all(
         _is_number(item) for pair in value.items() for item in pair
     ):
         found = {int(rank): int(streams) for rank, streams in value.items()}
-        found = found if all(0 <= streams <= _BOTH for streams in found.values()) else None
+        found = found if all(0 <= streams <= _MAX_STREAMS for streams in found.values()) else None
     if found is None:
         raise UsageError(
             f"{name} must be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or the same for each local"
@@ -207,7 +207,7 @@ def parse_signals(value: object, name: str = "signals_to_handle") -> tuple[signa
             handle.
     """
     names = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
-    if not names or not signal.Signals.__members__.keys() - _NEVER_HANDLED >= set(names):
+    if not names or not signal.Signals.__members__.keys() - _UNCATCHABLE_SIGNALS >= set(names):
         raise UsageError(
             f'{name} must be names of signals that can be handled, like "SIGTERM,SIGINT", not'
             f" {value!r}"
@@ -251,9 +251,9 @@ def check_numa(value: object, name: str) -> None:
     Raises:
         firstfault.errors.UsageError: it is none of these.
     """
-    if value is not None and value not in _AFFINITIES and not hasattr(value, "affinity_mode"):
+    if value is not None and value not in _NUMA_AFFINITIES and not hasattr(value, "affinity_mode"):
         raise UsageError(
-            f"{name} must be None, one of {', '.join(_AFFINITIES)}, or torch's NumaOptions, not"
+            f"{name} must be None, one of {', '.join(_NUMA_AFFINITIES)}, or torch's NumaOptions, not"
             f" {value!r}"
         )
 

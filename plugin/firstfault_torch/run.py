@@ -29,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.conclude import RestartContext, build_restart_record, explain_unused_restarts
 from firstfault.decision_mode import OFF, read_decision_mode
-from firstfault.layout import ROSTER, bundle_name, bundle_path
+from firstfault.layout import ROSTER, bundle_name, get_path_in_bundle
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.recorder.termination_message import write_termination_message
 from firstfault.wire.documents import unpack
@@ -45,7 +45,7 @@ from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stop_processes import kill_orphans
-from firstfault_torch.compat.torch_agent import log_failure
+from firstfault_torch.compat.torch_agent import log_root_or_first_failure
 from firstfault_torch.conclusion import sealed_verdict
 from firstfault_torch.conclusion.conclude_on_node import (
     Wait,
@@ -434,7 +434,7 @@ def _share_with_all_nodes(own: Publication, copies: Mapping[str, bytes]) -> Publ
     node_context = own.node_context
     if node_context.identity.is_folder_shared:
         return replace(own, for_all=True)
-    files = {bundle_path(path): data for path, data in copies.items()}
+    files = {get_path_in_bundle(path): data for path, data in copies.items()}
     bundle = pack_copies(node_context.group_world_size, files, first=unpack(own.bundle))
     return replace(own, for_all=True, bundle=bundle)
 
@@ -535,7 +535,7 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
     others: list[Callable[[], object]] = []
     node_context, bundle, own = publication.node_context, publication.bundle, publication.own
     if bundle:
-        name = bundle_name(bundle, of_nodes=not node_context.identity.is_folder_shared)
+        name = bundle_name(bundle, of_separate_nodes=not node_context.identity.is_folder_shared)
         seconds = time_limits.HANDOVER_TIMEOUT_SECONDS
         others.append(partial(put_on_node, f"{ROSTER}/{name}", bundle, node_context, seconds))
     if publication.own is not None:  # a scheduler may run the job again, whatever was decided
@@ -572,7 +572,7 @@ def _report(
     """
     root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
     with suppress_internal_errors("logging a failure"):
-        log_failure(failure_lines, root_ranks)
+        log_root_or_first_failure(failure_lines, root_ranks)
     if publication is None:
         return
     with suppress_internal_errors("printing what failed"):

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 SOURCE_VARIABLE = "FIRSTFAULT_SOURCE"
 """The environment variable with the address of the working folder's source code, of one commit."""
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_ORIGIN = re.compile(r'^\[remote "origin"\][^\[]*', re.MULTILINE)
-_URL = re.compile(r"^\s*url\s*=\s*(\S+)", re.MULTILINE)
-_FOLDERS = {"github.": "blob", "gitlab.": "-/blob", "bitbucket.": "src"}
+_ORIGIN_SECTION = re.compile(r'^\[remote "origin"\][^\[]*', re.MULTILINE)
+_URL_LINE = re.compile(r"^\s*url\s*=\s*(\S+)", re.MULTILINE)
+_BLOB_PATHS = {"github.": "blob", "gitlab.": "-/blob", "bitbucket.": "src"}
 """The path to a commit's files on known hosting sites."""
-_SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
+_SSH_ADDRESS = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
 """git@github.com:org/repo.git"""
 
 
@@ -58,7 +58,7 @@ def _build_address(git: Path) -> str:
     if not web or _COMMIT.fullmatch(commit) is None:
         return ""
     host = urlsplit(web).netloc
-    folder = next((folder for name, folder in _FOLDERS.items() if name in host), "")
+    folder = next((folder for name, folder in _BLOB_PATHS.items() if name in host), "")
     return f"{web}/{folder}/{commit}" if folder else ""
 
 
@@ -76,8 +76,8 @@ def _web_address(common: Path) -> str:
     """Return the address of the remote "origin" for a browser, without user and password;
     empty if there is none.
     """
-    section = _ORIGIN.search((common / "config").read_text(encoding="utf-8"))
-    found = _URL.search(section[0]) if section else None
+    section = _ORIGIN_SECTION.search((common / "config").read_text(encoding="utf-8"))
+    found = _URL_LINE.search(section[0]) if section else None
     remote = found[1] if found else ""
     if "://" in remote:
         parts = urlsplit(remote)
@@ -85,7 +85,7 @@ def _web_address(common: Path) -> str:
         path = parts.path
         port = f":{parts.port}" if parts.port and parts.scheme.startswith("http") else ""
     else:
-        match = _SSH.fullmatch(remote)
+        match = _SSH_ADDRESS.fullmatch(remote)
         host, path, port = (match["host"], match["path"], "") if match else ("", "", "")
     path = path.strip("/").removesuffix(".git")
     return f"https://{host}{port}/{path}" if host and path else ""

@@ -46,7 +46,7 @@ SHUTDOWN_POLL_SECONDS = TimeLimit(
     0.05,
     "any call with a time limit",
     "its result",
-    "it looks whether the pod is to end",
+    "it checks whether the pod is to end",
 )
 BACKGROUND_RESULT_TIMEOUT_SECONDS = TimeLimit(
     0.5,
@@ -66,7 +66,7 @@ SIBLING_FORK_POLL_SECONDS = TimeLimit(
     0.005,
     "a forked worker",
     "its siblings to be forked",
-    "it looks again",
+    "it polls again",
 )
 RUN_FOLDER_TIMEOUT_SECONDS = TimeLimit(
     5.0,
@@ -144,7 +144,7 @@ PARENT_DEATH_POLL_SECONDS = TimeLimit(
     0.01,
     "a worker that a signal ends",
     "its agent to die as well",
-    "it looks at its parent again",
+    "it checks its parent again",
 )
 CLEAN_EXIT_GRACE_SECONDS = TimeLimit(
     3.0,
@@ -180,7 +180,7 @@ CHANNEL_CHECK_SECONDS = TimeLimit(
     60.0,
     "a receiver of messages",
     "one",
-    "it looks whether its socket's file is still there",
+    "it checks whether its socket's file is still there",
 )
 THREAD_START_TIMEOUT_SECONDS = TimeLimit(
     0.5,
@@ -195,12 +195,12 @@ DEADLINE_SEND_TIMEOUT_SECONDS = TimeLimit(
     "it sends them with the next call",
 )
 STACK_SETTLE_SECONDS = TimeLimit(0.02, "the agent", "a file of stacks to grow", "it reads the file")
-STACK_POLL_SECONDS = TimeLimit(0.005, "the agent", "stacks", "it looks again")
+STACK_POLL_SECONDS = TimeLimit(0.005, "the agent", "stacks", "it polls again")
 GLOO_POLL_SECONDS = TimeLimit(
     0.005,
     "a worker",
     "the epoll object of gloo's thread",
-    "it looks again, 20 times",
+    "it checks again, 20 times",
 )
 ANNOUNCE_TIMEOUT_SECONDS = TimeLimit(
     60.0,
@@ -246,12 +246,12 @@ FAILED_WORKER_EXIT_GRACE_SECONDS = TimeLimit(
     "exit handlers of a failed worker",
     "it sends SIGKILL",
 )
-STOP_POLL_SECONDS = TimeLimit(0.01, "the agent that stops workers", "them to end", "it looks again")
+STOP_POLL_SECONDS = TimeLimit(0.01, "the agent that stops workers", "them to end", "it polls again")
 EXIT_WATCH_POLL_SECONDS = TimeLimit(
     0.5,
     "the thread that waits for deaths",
     "a death",
-    "it looks whether it has to stop",
+    "it checks whether it has to stop",
 )
 SOURCE_LINES_TIMEOUT_SECONDS = TimeLimit(
     0.5,
@@ -269,13 +269,13 @@ IDLE_WATCHDOG_POLL_SECONDS = TimeLimit(
     10.0,
     "the watchdog without a deadline",
     "a deadline",
-    "it looks at the clock",
+    "it reads the clock",
 )
 WATCHDOG_POLL_SECONDS = TimeLimit(
     1.0,
     "the watchdog with a deadline",
     "the deadline",
-    "it looks at the clock, so that it notices a stall",
+    "it reads the clock, so that it notices a stall",
 )
 FROZEN_WATCHDOG_SECONDS = TimeLimit(
     1.0,
@@ -287,8 +287,8 @@ WATCHDOG_JOIN_TIMEOUT_SECONDS = TimeLimit(2.0, "the agent", "the watchdog's thre
 PROGRESS_POLL_SECONDS = TimeLimit(
     5.0,
     "the agent",
-    "the next look for its workers' progress",
-    "it looks again",
+    "the next check of its workers' progress",
+    "it polls again",
 )
 SNAPSHOT_TIMEOUT_SECONDS = TimeLimit(
     2.0,
@@ -306,7 +306,7 @@ KERNEL_STATE_POLL_SECONDS = TimeLimit(
     0.02,
     "an agent that sees a process blocked in the kernel",
     "its state to change",
-    "it looks again",
+    "it polls again",
 )
 RAS_TIMEOUT_SECONDS = TimeLimit(
     2.0,
@@ -341,20 +341,20 @@ SURVIVORS_STORE_TIMEOUT_SECONDS = TimeLimit(
 SURVIVORS_EXIT_GRACE_SECONDS = TimeLimit(
     2.0,
     "the agent",
-    "its other workers when one has given up",
+    "its remaining workers when one has given up",
     "it stops them",
 )
 SURVIVORS_POLL_SECONDS = TimeLimit(
     0.05,
     "the agent, when one of its workers has given up",
-    "the others",
-    "it looks again",
+    "the remaining workers",
+    "it polls again",
 )
 SURVIVORS_CHECK_INTERVAL_SECONDS = TimeLimit(
     1.0,
     "an agent without workers",
-    "the next look for other ones",
-    "it looks again",
+    "the next count of nodes with workers",
+    "it counts again",
 )
 
 # a signal to the agent
@@ -368,7 +368,7 @@ POSTPONED_SIGNAL_TIMEOUT_SECONDS = TimeLimit(
     5.0,
     "the signal thread",
     "the main thread to connect to its peers",
-    "the other limits of a signal count",
+    "the remaining limits of a signal count",
 )
 SIGNAL_RAISE_INTERVAL_SECONDS = TimeLimit(
     0.25,
@@ -464,11 +464,11 @@ LOST_STORE_GRACE_SECONDS = TimeLimit(
 )
 FATAL_FAILURE_POLL_SECONDS = TimeLimit(
     0.5,
-    "an agent whose peer restarts its workers",
+    "an agent with a peer that restarts its workers",
     "a fatal failure",
-    "it looks again",
+    "it polls again",
 )
-EXIT_BARRIER_POLL_SECONDS = TimeLimit(1.0, "the exit barrier", "all nodes", "it looks again")
+EXIT_BARRIER_POLL_SECONDS = TimeLimit(1.0, "the exit barrier", "all nodes", "it polls again")
 EXIT_BARRIER_TIMEOUT_SECONDS = TimeLimit(
     300.0,
     "the exit barrier",
@@ -485,7 +485,7 @@ EXIT_BARRIER_LOG_INTERVAL_SECONDS = TimeLimit(
     60.0,
     "the exit barrier",
     "all nodes",
-    "it logs that it waits, and looks on a new connection who else does",
+    "it logs that it waits, and checks over a new connection which nodes wait",
 )
 EXIT_ROSTER_TIMEOUT_SECONDS = TimeLimit(
     10.0,
@@ -582,14 +582,14 @@ ACKNOWLEDGMENT_TIMEOUT_SECONDS = TimeLimit(
 ARRIVALS_POLL_SECONDS = TimeLimit(
     0.5,
     "a node that reported, doubled each time",
-    "the others' reports",
-    "it looks who lives",
+    "its peers' reports",
+    "it checks which peers are alive",
 )
 MAX_ARRIVALS_POLL_SECONDS = TimeLimit(
     2.0,
     "a node that reported, at most",
-    "the others' reports",
-    "it looks who lives",
+    "its peers' reports",
+    "it checks which peers are alive",
 )
 ELECTION_STEP_TIMEOUT_SECONDS = TimeLimit(
     5.0,
@@ -612,14 +612,14 @@ LEADER_PUBLISH_TIMEOUT_SECONDS = TimeLimit(
 CONFIRMATIONS_TIMEOUT_SECONDS = TimeLimit(
     5.0,
     "the agent that hosts the store",
-    "the other agents to have the verdict",
+    "its peers to have the verdict",
     "it exits, and the store with it",
 )
 CONFIRMATIONS_POLL_SECONDS = TimeLimit(
     0.05,
     "the agent that hosts the store",
-    "the other agents to have the verdict",
-    "it looks again",
+    "its peers to have the verdict",
+    "it polls again",
 )
 SECOND_NODE_DELAY_SECONDS = TimeLimit(
     5.0,
@@ -642,20 +642,20 @@ LATER_NODES_DELAY_SECONDS = TimeLimit(
 VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(
     3.0,
     "a node without a store",
-    "one look at the storage",
-    "it looks again",
+    "one request to the storage",
+    "it polls again",
 )
 VERDICT_POLL_SECONDS = TimeLimit(
     0.5,
     "a node without a store, longer each time",
     "another one's verdict in the storage",
-    "it looks again",
+    "it polls again",
 )
 MAX_VERDICT_POLL_SECONDS = TimeLimit(
     2.0,
     "a node without a store, at most",
     "another one's verdict in the storage",
-    "it looks again",
+    "it polls again",
 )
 CONTROLLER_SETTLE_SECONDS = TimeLimit(
     3.0,
@@ -739,7 +739,7 @@ OUTPUTS_TIMEOUT_SECONDS = TimeLimit(
 )
 UNREADABLE_OUTPUTS_TIMEOUT_SECONDS = TimeLimit(
     60.0,
-    "a pod without rank 0 that may not look",
+    "a pod without rank 0 that may not read",
     "outputs or an error",
     "it exits with 0",
 )
@@ -747,24 +747,24 @@ OUTPUTS_POLL_SECONDS = TimeLimit(
     0.05,
     "a pod without rank 0, longer each time",
     "outputs or an error",
-    "it looks again",
+    "it polls again",
 )
 MAX_OUTPUTS_POLL_SECONDS = TimeLimit(
     2.0,
     "a pod without rank 0, at most",
     "outputs or an error",
-    "it looks again",
+    "it polls again",
 )
 DECKS_POLL_SECONDS = TimeLimit(
     1.0,
     "rank 0's process",
-    "the next look at its decks",
+    "the next check of its decks",
     "it saves changed ones",
 )
 FINAL_DECKS_TIMEOUT_SECONDS = TimeLimit(
     1.0,
     "rank 0's process",
-    "its last look",
+    "its last check",
     "the decks are a second old",
 )
 DECK_TIMEOUT_SECONDS = TimeLimit(
@@ -828,7 +828,7 @@ DETACHED_POLL_SECONDS = TimeLimit(
     0.5,
     "a monitor process without pidfd_open(2)",
     "its worker's end",
-    "it looks again",
+    "it polls again",
 )
 MONITOR_STORE_TIMEOUT_SECONDS = TimeLimit(
     5.0,

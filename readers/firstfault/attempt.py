@@ -211,7 +211,7 @@ def _newest_run(uri: str, options: ReadOptions, evidence: Snapshot | None) -> At
 def _read_one(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt:
     reader = options.reader(uri)
     if evidence is not None:
-        reader.with_beside(evidence)
+        reader.with_additional_sources(evidence)
     job = reader.job()
     conclusion = reader.conclude_from(job)
     # only an output prefix can have outputs; the check is a request, so skip it after a failure
@@ -313,7 +313,7 @@ def digest_logs(
     return LogDigest()
 
 
-# --- the other attempts of a task -----------------------------------------------------------------
+# --- sibling attempts of a task -------------------------------------------------------------------
 
 
 def sibling_attempts(

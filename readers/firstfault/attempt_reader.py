@@ -210,9 +210,9 @@ class AttemptReader:
             return job
         return replace(job, seals=(seal,)) if seal is not None else job
 
-    def with_beside(self, beside: Snapshot) -> AttemptReader:
+    def with_additional_sources(self, additional: Snapshot) -> AttemptReader:
         """Return this reader; it adds what logs and flight recorders of the same job contain."""
-        self._request = replace(self._request, beside=beside)
+        self._request = replace(self._request, additional=additional)
         return self
 
     def read_copies(self, note: str) -> model.JobErrors:

@@ -34,7 +34,7 @@ _MAX_ERROR_FILES = 16
 _MAX_LINE_CHARACTERS = 160
 _SIGNIFICANCE_LEVEL = 0.05
 _NS_PER_HOUR = 3600 * 10**9
-_CUTS = "048cgkosw"
+_LISTING_CUTS = "048cgkosw"
 """Characters at which the rest of a listing is split: names of executions are hexadecimal,
 or letters and digits.
 """
@@ -387,7 +387,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
         # the rest is split where the names of the first page differ, and one character before
         common = os.path.commonprefix([first.objects[0].name, first.objects[-1].name])  # noqa: RUF071
         cuts = sorted(
-            {f"{head}{character}" for head in {common, common[:-1]} for character in _CUTS}
+            {f"{head}{character}" for head in {common, common[:-1]} for character in _LISTING_CUTS}
         )
         cuts = [name for name in cuts if name > start]
         await gathered(

@@ -46,19 +46,21 @@ VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
 the second for programs that act on it.
 """
 DECK = "deck.html"
-_STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
-_BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
-_OF_NODES = "nodes-"
-_WATCHED = re.compile(r"watched-(\d{1,15})\.json", re.ASCII)
-_RESTART = re.compile(r"decision-(?:round|in-process|stall)-\d{5}-\d{7}\.json", re.ASCII)
+_STOCK_ERROR_NAME = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
+_BUNDLE_NAME = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
+_NODES_BUNDLE_PREFIX = "nodes-"
+_WATCH_MARK_NAME = re.compile(r"watched-(\d{1,15})\.json", re.ASCII)
+_RESTART_RECORD_NAME = re.compile(
+    r"decision-(?:round|in-process|stall)-\d{5}-\d{7}\.json", re.ASCII
+)
 # no leading zeros: "007" isn't one of Flyte's attempt numbers
-_ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
-_ERROR = re.compile(
+_ATTEMPT_NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+_ERROR_NAME = re.compile(
     r"e1-(?P<round>\d{5})-(?P<time>\d{19})-(?P<rank>\d{7}|x{7})-(?P<group>\d{7}|x{7})"
     r"-(?P<fingerprint>[0-9a-f]{12})-(?P<incarnation>\d{13})-(?P<uuid>[0-9a-f]{32})\.pb",
     re.ASCII,
 )
-_ROSTER = re.compile(
+_ROSTER_NAME = re.compile(
     r"r1-(?P<round>\d{5})-(?P<group>\d{7}|x{7})-(?P<phase>joined|failed|succeeded)"
     r"-(?P<incarnation>\d{13})-(?P<uuid>[0-9a-f]{32})\.pb",
     re.ASCII,
@@ -117,29 +119,29 @@ def is_stock_error_file(name: str) -> bool:
     Stricter than Flyte's reader, which takes any ``error*.pb``:
     ``error_rate_offloaded_metadata.pb`` is an output "error_rate".
     """
-    return _STOCK.fullmatch(name) is not None
+    return _STOCK_ERROR_NAME.fullmatch(name) is not None
 
 
-def bundle_name(data: bytes, *, of_nodes: bool = False) -> str:
+def bundle_name(data: bytes, *, of_separate_nodes: bool = False) -> str:
     """Return a bundle's name in the roster folder. It contains a hash,
     so that readers detect a damaged bundle.
 
     Args:
         data: the bundle.
-        of_nodes: whether the nodes have separate folders, and the bundle holds the files of all
-            peers.
+        of_separate_nodes: whether the nodes have separate folders, and the bundle holds the files
+            of all peers.
     """
-    return f"{_OF_NODES if of_nodes else 'copies-'}{hashlib.sha256(data).hexdigest()}.bundle"
+    return f"{_NODES_BUNDLE_PREFIX if of_separate_nodes else 'copies-'}{hashlib.sha256(data).hexdigest()}.bundle"
 
 
 def is_bundle(name: str) -> bool:
     """Whether a file in the roster folder has a bundle's name."""
-    return _BUNDLE.fullmatch(name) is not None
+    return _BUNDLE_NAME.fullmatch(name) is not None
 
 
-def is_of_nodes(bundle: str) -> bool:
+def is_nodes_bundle(bundle: str) -> bool:
     """Whether a bundle's name marks it as the files of nodes with separate folders."""
-    return bundle.startswith(_OF_NODES)
+    return bundle.startswith(_NODES_BUNDLE_PREFIX)
 
 
 def restart_record_name(kind: str, number: int, group_rank: int) -> str:
@@ -158,24 +160,26 @@ def restart_record_name(kind: str, number: int, group_rank: int) -> str:
 
 def is_restart_record(name: str) -> bool:
     """Whether a file in the roster folder has a restart record's name."""
-    return _RESTART.fullmatch(name) is not None
+    return _RESTART_RECORD_NAME.fullmatch(name) is not None
 
 
-def watched_name(until_ms: int) -> str:
+def build_watch_mark_name(until_ms: int) -> str:
     """Return the name of an empty file in the roster folder:
     a person watches until this time (Unix, milliseconds).
     """
     return f"watched-{until_ms}.json"
 
 
-def watched_until_ms(names: Iterable[str]) -> int:
+def find_watch_end_ms(names: Iterable[str]) -> int:
     """Return the latest time in the names of `watch --live` files, in milliseconds since the Unix
     epoch, or 0 if there is no such file.
     """
-    return max((int(match[1]) for match in map(_WATCHED.fullmatch, names) if match), default=0)
+    return max(
+        (int(match[1]) for match in map(_WATCH_MARK_NAME.fullmatch, names) if match), default=0
+    )
 
 
-def bundle_path(path: str) -> str:
+def get_path_in_bundle(path: str) -> str:
     """Return a file's path within a bundle: without the folders above ``errors`` or ``roster``."""
     return "/".join(path.split("/")[-2:])
 
@@ -194,7 +198,7 @@ def parse_attempt_number(uri: str) -> tuple[str, int] | None:
     folder, name = split_name(Layout.of(uri).root)
     if name == "firstfault":
         folder, name = split_name(folder)
-    return (folder, int(name)) if _ATTEMPT.fullmatch(name) else None
+    return (folder, int(name)) if _ATTEMPT_NUMBER.fullmatch(name) else None
 
 
 def parse_execution(uri: str) -> str | None:
@@ -238,7 +242,7 @@ class ErrorKey:
         """Parse a name; None if it doesn't match the grammar,
         so that only the content has the fields.
         """
-        match = _ERROR.fullmatch(name)
+        match = _ERROR_NAME.fullmatch(name)
         if match is None:
             return None
         round_, time, rank, group, fingerprint, incarnation, uuid_ = match.groups()
@@ -268,7 +272,7 @@ class RosterKey:
     @classmethod
     def parse(cls, name: str) -> RosterKey | None:
         """Parse a name; None if it doesn't match the grammar."""
-        match = _ROSTER.fullmatch(name)
+        match = _ROSTER_NAME.fullmatch(name)
         if match is None:
             return None
         round_, group, phase, incarnation, uuid_ = match.groups()

@@ -20,9 +20,9 @@ from firstfault.utils.safe_paths import enter, open_below, open_file
 
 _ROOT = ".firstfault"
 _TORCHRUN_FOLDER = "torchrun"
-FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
+RUNS_FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
-PRUNED = (*FOLDERS, f"{_ROOT}/logs")
+PRUNED_FOLDERS = (*RUNS_FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 _PRIVATE_MODE = 0o700
 _QUIET_SECONDS = 24 * 3600.0
@@ -56,7 +56,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     finally:
         os.close(folder_descriptor)
     try:
-        os.write(mark, _make_mark_line(folder))
+        os.write(mark, _make_host_line(folder))
     except OSError:
         os.close(mark)
         raise
@@ -67,7 +67,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     return mark
 
 
-def _make_mark_line(run: Path) -> bytes:
+def _make_host_line(run: Path) -> bytes:
     host = socket.gethostname().encode()
     if run.parent.parent not in {*_find_private_folders()}:
         return host + b"\n"  # the path shows where the run was started
@@ -100,12 +100,12 @@ def _split_at_chosen_folder(run: Path) -> tuple[Path, tuple[str, ...]]:
         return run.parent, (run.name,)
     # Nobody chose the folder `.firstfault` in the working folder, which may be one that all users
     # write to.
-    trusted_folder, names = (root, ()) if _is_own_link(root) else (root.parent, (_ROOT,))
+    trusted_folder, names = (root, ()) if _is_trusted_link(root) else (root.parent, (_ROOT,))
     _ignore_in_git(trusted_folder, names)
     return trusted_folder, (*names, run.parent.name, run.name)
 
 
-def _is_own_link(path: Path) -> bool:
+def _is_trusted_link(path: Path) -> bool:
     """Whether it's a link that this user has made, perhaps to a larger disk,
     and that no other user can replace.
     """
@@ -149,7 +149,7 @@ def make_fallback_folder() -> Path:
     private = next(_find_private_folders(), None)
     if private is None:
         parent = Path(tempfile.gettempdir())
-        name = _private_name()
+        name = _get_private_folder_name()
         private = parent / name
         try:
             private.mkdir(_PRIVATE_MODE)
@@ -158,7 +158,7 @@ def make_fallback_folder() -> Path:
                 tempfile.mkdtemp(prefix=f"{name}-", dir=parent)
             )
     if private not in _private_folder_locks:
-        _private_folder_locks[private] = _lock(private)
+        _private_folder_locks[private] = _lock_against_cleaners(private)
     runs = private / _TORCHRUN_FOLDER
     runs.mkdir(exist_ok=True)
     return runs
@@ -173,7 +173,7 @@ def find_foreign_folder(runs: Path) -> str:
     """Return the part of a folder of runs that `begin_run` refuses, or an empty string if no part
     that exists by now is refused.
     """
-    if runs.parent.name != _ROOT or _is_own_link(runs.parent):
+    if runs.parent.name != _ROOT or _is_trusted_link(runs.parent):
         return ""
     for folder in (runs.parent, runs):
         if os.path.lexists(folder):
@@ -187,7 +187,7 @@ def find_foreign_folder(runs: Path) -> str:
 def describe_fallback_folder() -> str:
     """Return, for a person, what `make_fallback_folder` would return; it makes nothing."""
     try:
-        usual = Path(tempfile.gettempdir(), _private_name())
+        usual = Path(tempfile.gettempdir(), _get_private_folder_name())
     except OSError as error:
         return f"no folder: {error}"
     if (private_folder := next(_find_private_folders(), None)) is not None:
@@ -197,14 +197,14 @@ def describe_fallback_folder() -> str:
     return str(usual / _TORCHRUN_FOLDER)
 
 
-def _private_name() -> str:
+def _get_private_folder_name() -> str:
     return f"{_ROOT}-{os.geteuid()}"
 
 
 def _find_private_folders() -> Iterator[Path]:
     with contextlib.suppress(OSError):
         parent = Path(tempfile.gettempdir())
-        name = _private_name()
+        name = _get_private_folder_name()
         yield from filter(_is_private, (parent / name, *sorted(parent.glob(f"{name}-*"))))
 
 
@@ -223,7 +223,7 @@ def _is_private(folder: Path) -> bool:
     )
 
 
-def _lock(folder: Path) -> int:
+def _lock_against_cleaners(folder: Path) -> int:
     """Keep a folder from systemd-tmpfiles, which leaves out what has a lock;
     return the descriptor that holds it.
     """
@@ -236,10 +236,10 @@ def _lock(folder: Path) -> int:
 # --- find runs ------------------------------------------------------------------------------------
 
 
-def runs_in(folder: Path) -> list[Path]:
+def list_runs(folder: Path) -> list[Path]:
     """Return the runs directly in a folder, the last begun first."""
     runs = [mark.parent for mark in folder.glob(f"*/{RUN_MARK}") if not mark.parent.is_symlink()]
-    return sorted(runs, key=began, reverse=True)
+    return sorted(runs, key=get_begin_time, reverse=True)
 
 
 def find_newest_run(folder: Path) -> Path | None:
@@ -248,11 +248,13 @@ def find_newest_run(folder: Path) -> Path | None:
     """
     runs = [
         run
-        for parent in (folder, *(folder / Path(name).name for name in FOLDERS))
-        for run in runs_in(parent)
+        for parent in (folder, *(folder / Path(name).name for name in RUNS_FOLDERS))
+        for run in list_runs(parent)
     ]
     unmarked = () if runs else find_unmarked_runs(folder)
-    return max(runs, key=began, default=None) or max(unmarked, key=_find_last_time, default=None)
+    return max(runs, key=get_begin_time, default=None) or max(
+        unmarked, key=_get_last_attempt_time, default=None
+    )
 
 
 def find_unmarked_runs(folder: Path) -> list[Path]:
@@ -260,18 +262,20 @@ def find_unmarked_runs(folder: Path) -> list[Path]:
     such as those of `PlainEngine` and of ranks that nobody waited for.
     """
     candidates = {
-        path.parent.parent.parent for path in folder.glob(f"*/*/{ROSTER}") if _is_attempt(path)
+        path.parent.parent.parent
+        for path in folder.glob(f"*/*/{ROSTER}")
+        if _is_attempt_roster(path)
     }
     return sorted(run for run in candidates if not (run.is_symlink() or (run / RUN_MARK).exists()))
 
 
-def _is_attempt(roster: Path) -> bool:
+def _is_attempt_roster(roster: Path) -> bool:
     return roster.parent.parent.name.isdecimal()
 
 
-def _find_last_time(run: Path) -> float:
+def _get_last_attempt_time(run: Path) -> float:
     """Return when the last attempt of a run began, seconds since the Unix epoch, or later."""
-    times = (path.lstat().st_mtime for path in run.glob(f"*/{ROSTER}") if _is_attempt(path))
+    times = (path.lstat().st_mtime for path in run.glob(f"*/{ROSTER}") if _is_attempt_roster(path))
     return max(times, default=0.0)
 
 
@@ -284,9 +288,9 @@ def find_newest_attempt(folder: Path) -> Path | None:
     return max(attempts, key=lambda attempt: int(attempt.name), default=None)
 
 
-def find_run_folders() -> list[Path]:
+def find_runs_folders_here() -> list[Path]:
     """Return the folders with runs of torchrun and ``firstfault run`` in the working folder."""
-    return [folder for folder in map(Path, FOLDERS) if runs_in(folder)]
+    return [folder for folder in map(Path, RUNS_FOLDERS) if list_runs(folder)]
 
 
 def find_fallback_runs(started_in: str) -> list[Path]:
@@ -295,7 +299,7 @@ def find_fallback_runs(started_in: str) -> list[Path]:
 
     An earlier release recorded no working folder.
     """
-    runs = [run for folder in find_fallback_folders() for run in runs_in(folder)]
+    runs = [run for folder in find_fallback_folders() for run in list_runs(folder)]
     return [run for run in runs if started_in in (read_working_folders(run) or [""])]
 
 
@@ -310,7 +314,7 @@ def read_working_folders(run: Path) -> list[str]:
     )
 
 
-def began(run: Path) -> float:
+def get_begin_time(run: Path) -> float:
     """Return when the last node began a run, seconds since the Unix epoch;
     0 if the run has gone.
     """

@@ -3,8 +3,8 @@
 
 A script around ``srun firstfault torchrun`` doesn't know the run's folder: it may come from
 ``--ff-folder``, from a sanitized FIRSTFAULT_JOB, from the time of the start if the name was taken,
-or be a temporary folder because the other one was full. What script and steps both know are Slurm's
-numbers. So each attempt leaves a pointer under these numbers in two places:
+or be a temporary folder because the usual one was full. Script and steps both know Slurm's numbers.
+So each attempt leaves a pointer under these numbers in two places:
 
 - the user's home: of the places that all nodes and the script see, the only one that no option,
   working folder or other user can change. A helper job that was submitted elsewhere finds it, too.
@@ -40,10 +40,10 @@ _FOLDER = ".slurm-"
 """The beginning of the name of a user's folder of pointers in a local folder of runs;
 the user's id follows.
 """
-_ONLY_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_BATCH = "batch"
+_ENTER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_BATCH_STEP = "batch"
 """The step of a program that the job's script starts without srun."""
-_FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
+_FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_BYTES = 16_384
 _MAX_AGE_SECONDS = 90 * 86_400
 """Maximum age of a job's pointers in the home folder: longer than a job may run, and short enough
@@ -58,7 +58,7 @@ class SlurmStart(NamedTuple):
     job: str
     """Slurm's number; each task of an array has one."""
     restart: str = "0"
-    step: str = _BATCH
+    step: str = _BATCH_STEP
     cluster: str = "cluster"
 
 
@@ -83,7 +83,7 @@ def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None
     # A job that is submitted from inside of another one inherits the outer job's variables. sbatch
     # replaces SLURM_JOB_ID, but keeps those of an array. Each task of an array has a number of its
     # own, so that one suffices.
-    job = _FOREIGN.sub("-", get("SLURM_JOB_ID", ""))
+    job = _FOREIGN_CHARACTERS.sub("-", get("SLURM_JOB_ID", ""))
     if not job:
         return None
     restart = get("SLURM_RESTART_COUNT", "")
@@ -91,8 +91,8 @@ def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None
     return SlurmStart(
         job,
         restart if restart.isdecimal() else "0",
-        step if step.isdecimal() else _BATCH,
-        _FOREIGN.sub("-", get("SLURM_CLUSTER_NAME", "")) or "cluster",
+        step if step.isdecimal() else _BATCH_STEP,
+        _FOREIGN_CHARACTERS.sub("-", get("SLURM_CLUSTER_NAME", "")) or "cluster",
     )
 
 
@@ -162,9 +162,9 @@ def find_pointers(
         environment: names the user's home and, by SLURM_CLUSTER_NAME, the cluster. Without a
             cluster it's the only one with this job; if several have it, nothing is returned.
     """
-    cluster = _FOREIGN.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
-    job = _FOREIGN.sub("-", job)
-    restart = _FOREIGN.sub("-", restart)
+    cluster = _FOREIGN_CHARACTERS.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
+    job = _FOREIGN_CHARACTERS.sub("-", job)
+    restart = _FOREIGN_CHARACTERS.sub("-", restart)
     by_cluster: dict[str, dict[str, SlurmPointer]] = {}
     for place in _list_places(root, environment):
         for file in place.base.glob(f"{place.pattern}/*/{job}/{restart}.*.json"):
@@ -180,8 +180,8 @@ def find_pointers(
 
 
 def _sort_by_start(pointers: Collection[SlurmPointer]) -> list[SlurmPointer]:
-    """Sort by Slurm's numbers of the steps, which need no clock,
-    and what the script ran by itself by its time.
+    """Sort steps by Slurm's numbers, which need no clock, and what the script ran without a step
+    by its time.
     """
     ordered = sorted(
         (one for one in pointers if one.step.isdecimal()), key=lambda one: (int(one.step), one.time)
@@ -227,10 +227,10 @@ def _read(base: Path, file: Path, start: SlurmStart) -> SlurmPointer | None:
     """Return a pointer below a folder that this user wrote for a start; None if it isn't one."""
     try:
         owners = {os.geteuid(), base.stat().st_uid}
-        folder = os.open(base, _ONLY_ENTER)
+        folder = os.open(base, _ENTER_FLAGS)
         try:
             for name in file.parent.relative_to(base).parts:
-                below = os.open(name, _ONLY_ENTER | os.O_NOFOLLOW, dir_fd=folder)
+                below = os.open(name, _ENTER_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)
                 folder = below
             descriptor = open_file(file.name, os.O_RDONLY, folder)

@@ -54,7 +54,7 @@ from firstfault_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.reading.additional_sources import joined
+from firstfault.reading.additional_sources import merge_sources
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 
 _HEAD_BYTES = 64 * 1024
@@ -89,7 +89,11 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
         return snapshot
     documents, unreadable = documents_of(dumps)
     recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
-    return joined(snapshot, recorded) if snapshot is not None and snapshot.documents else recorded
+    return (
+        merge_sources(snapshot, recorded)
+        if snapshot is not None and snapshot.documents
+        else recorded
+    )
 
 
 def read_sources(

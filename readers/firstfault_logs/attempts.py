@@ -166,7 +166,7 @@ class _Agent:
     is_followed_by_new_start: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
 
-    def began_before_end_of(self, other: _Agent) -> bool:
+    def began_before_end(self, other: _Agent) -> bool:
         """Whether it began before another one had ended, by the clock."""
         if self.first_seconds is None or other.last_seconds is None:
             return False
@@ -421,7 +421,7 @@ class AttemptMarks:
             default=None,
         )
         return last_agent_above is not None and any(
-            agent.worker_stops[0].first_line > begin and agent.began_before_end_of(last_agent_above)
+            agent.worker_stops[0].first_line > begin and agent.began_before_end(last_agent_above)
             for agent in agents
         )
 
@@ -463,7 +463,7 @@ class _Job:
             for round_index in range(self.round_count)
         ]
         is_backwards = any(
-            agent.began_before_end_of(previous_agent)
+            agent.began_before_end(previous_agent)
             for previous_agent, agent in itertools.pairwise(self.agents)
         )
         is_backwards |= any(agent.is_followed_by_new_start for agent in self.agents[:-1])
@@ -548,7 +548,7 @@ class AttemptIndex:
             key: max(index + self.count - len(keys), 0) for index, key in enumerate(keys)
         }
 
-    def drop_starts(self, attempt_numbers: Iterable[int]) -> bool:
+    def drop_job_starts(self, attempt_numbers: Iterable[int]) -> bool:
         """Drop the starts of jobs with which attempts of these numbers begin;
         return whether there were any.
         """

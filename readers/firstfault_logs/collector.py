@@ -203,7 +203,7 @@ class LogCollector:
         attempts = self._split(index)
         # dropping starts shifts the numbers of later ones, so each pass drops only those that it
         # has looked at
-        while (tails := find_tails_of_previous(attempts)) and index.drop_starts(tails):
+        while (tails := find_tails_of_previous(attempts)) and index.drop_job_starts(tails):
             index = AttemptIndex(self._marks_by_node)
             attempts = self._split(index)
         return attempts

@@ -98,7 +98,8 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
     for path in paths:
         try:
             dump = _read(path)
-            copies, when = dumps[_rank(path, dump)], path.stat().st_mtime
+            copies = dumps[_rank(path, dump)]
+            when = path.stat().st_mtime
         except (OSError, ValueError) as error:
             unreadable.append(
                 Unreadable(

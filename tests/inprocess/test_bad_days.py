@@ -34,7 +34,11 @@ def waits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
     hooks = partial(run, "raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
     gone = partial(run, "frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
     with run_in_background(
-        request, {"test_hooks_that_fail": hooks, "test_a_machine_that_is_gone": gone}
+        request,
+        {
+            "test_a_rank_with_a_failing_hook_leaves_and_its_peers_continue": hooks,
+            "test_peers_continue_without_an_unresponsive_machine": gone,
+        },
     ) as begun:
         yield begun
 
@@ -56,7 +60,7 @@ def store() -> Iterator[tuple[int, int]]:
     process.join()
 
 
-def test_a_store_that_is_lost(store: tuple[int, int]) -> None:
+def test_every_rank_ends_if_the_store_is_lost(store: tuple[int, int]) -> None:
     """Every rank ends, with an error that says so."""
     factory = partial(TCPStore, "127.0.0.1", store[0])
     ended = run(f"store:{store[1]}", world=3, store_factory=factory, **BLOCKED)
@@ -69,7 +73,7 @@ def test_a_store_that_is_lost(store: tuple[int, int]) -> None:
     assert 0 not in ended.codes
 
 
-def test_a_reserve_waits_as_long_as_it_takes() -> None:
+def test_a_reserve_waits_beyond_the_completion_timeout() -> None:
     """`completion_timeout` is for ranks that have completed; a reserve takes over after a fault,
     and only then.
 
@@ -88,7 +92,7 @@ def test_a_reserve_waits_as_long_as_it_takes() -> None:
     assert raised == dict.fromkeys((0, 2), ("RestartError", refused))
 
 
-def test_ranks_that_do_not_complete() -> None:
+def test_a_rank_that_completes_too_late_is_a_fault() -> None:
     """A rank that takes longer than `completion_timeout` after another has completed
     is a fault of that one.
     """
@@ -101,7 +105,7 @@ def test_ranks_that_do_not_complete() -> None:
     )
 
 
-def test_no_rank_is_active() -> None:
+def test_every_rank_ends_if_the_assignment_leaves_none() -> None:
     """A rank assignment that leaves no rank ends every one with a message that says so."""
     assignment = inprocess.Compose(ActiveWorldSizeDivisibleBy(4), ShiftRanks())
     ended = run("kill", rank_assignment=assignment, **FAST)
@@ -110,11 +114,13 @@ def test_no_rank_is_active() -> None:
     assert all("no rank is active" in text for _, text, *_ in raised.values())
 
 
-def test_hooks_that_fail(waits: dict[str, Future[Run]]) -> None:
+def test_a_rank_with_a_failing_hook_leaves_and_its_peers_continue(
+    waits: dict[str, Future[Run]],
+) -> None:
     """A rank whose hook raises leaves with that exception, one whose hook hangs is ended;
     the others continue.
     """
-    ended = waits["test_hooks_that_fail"].result()
+    ended = waits["test_a_rank_with_a_failing_hook_leaves_and_its_peers_continue"].result()
     assert ended.values("done") == {0: (0, 2), 1: (1, 2)}
     told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}
     assert {rank: name for rank, (name, _) in told.items()} == {
@@ -127,9 +133,9 @@ def test_hooks_that_fail(waits: dict[str, Future[Run]]) -> None:
     assert ended.codes[5] in {-15, -9}
 
 
-def test_a_machine_that_is_gone(waits: dict[str, Future[Run]]) -> None:
+def test_peers_continue_without_an_unresponsive_machine(waits: dict[str, Future[Run]]) -> None:
     """Of a rank that is frozen with its monitor process nothing is heard;
     the others continue without it.
     """
-    ended = waits["test_a_machine_that_is_gone"].result()
+    ended = waits["test_peers_continue_without_an_unresponsive_machine"].result()
     assert ended.values("done") == {0: (0, 3), 2: (1, 3), 3: (2, 3)}

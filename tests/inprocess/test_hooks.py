@@ -66,7 +66,7 @@ LONG = dt.timedelta(seconds=60)
         (lambda: State.from_env({"RANK": "-1"}), "RANK is -1 and WORLD_SIZE is 1"),
     ],
 )
-def test_values_that_are_not_valid(make: Callable[[], object], message: str) -> None:
+def test_an_error_names_the_value_out_of_range(make: Callable[[], object], message: str) -> None:
     """An error names what is out of range."""
     with pytest.raises(ValueError, match=message):
         make()
@@ -104,13 +104,13 @@ def test_values_that_are_not_valid(make: Callable[[], object], message: str) -> 
         ({"enabled": 1}, "enabled must be an instance of bool"),
     ],
 )
-def test_options_that_are_not_valid(options: dict[str, Any], said: str) -> None:
+def test_a_bad_option_is_refused_in_one_line(options: dict[str, Any], said: str) -> None:
     """One line names the option, its value and what is wrong."""
     with pytest.raises(UsageError, match=said):
         inprocess.Wrapper(**options)
 
 
-def test_not_enabled() -> None:
+def test_without_restarts_the_function_itself_is_called() -> None:
     """Without restarts the function itself is called."""
 
     def function() -> int:
@@ -124,7 +124,7 @@ def test_not_enabled() -> None:
 # --- the state ------------------------------------------------------------------------------------
 
 
-def test_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_begins_with_the_environments_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins with the environment's numbers and keeps them;
     the next iteration has no exception.
     """
@@ -144,7 +144,7 @@ def test_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (later.next().iteration, later.next().fn_exception) == (1, None)
 
 
-def test_distributed_variables() -> None:
+def test_the_function_sees_its_active_rank_and_world_size() -> None:
     """An active rank's function sees its active rank and the active world size;
     a reserve keeps its variables.
     """
@@ -153,7 +153,7 @@ def test_distributed_variables() -> None:
     assert State(7, 8, active_world_size=4, mode=Mode.INACTIVE).distributed_variables() == {}
 
 
-def test_bases_of_exceptions() -> None:
+def test_except_exception_catches_errors_but_no_interruption() -> None:
     """``except Exception`` catches the errors, and neither the abort nor the interruption."""
     for error in (exception.HealthCheckError, exception.InternalError, exception.TimeoutError):
         assert error.__bases__ == (exception.RestartError,)
@@ -178,14 +178,14 @@ def test_bases_of_exceptions() -> None:
     ],
     ids=["order", "returns nothing", "a chain in a chain", "several values"],
 )
-def test_a_chain(parts: list[Callable[[str], Any]], result: str) -> None:
+def test_a_chain_calls_its_last_part_first(parts: list[Callable[[str], Any]], result: str) -> None:
     """The last part is called first, and each gets the result of the part before,
     or what that got.
     """
     assert hooks.Compose(*parts)(">") == result
 
 
-def test_a_part_that_cannot_be_called() -> None:
+def test_a_chain_refuses_a_part_that_is_not_callable() -> None:
     """It is refused when the chain is made."""
     with pytest.raises(TypeError, match="cannot call 3"):
         hooks.Compose(len, 3)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def iteration(number: int, world_size: int = 4, active_world_size: int | None = 
 @pytest.mark.parametrize(
     "state", [iteration(2), iteration(0, 3, 2), iteration(0, 3, None), iteration(0, 9, 9)]
 )
-def test_retries_are_allowed(state: FrozenState) -> None:
+def test_the_controller_allows_retries_within_its_limits(state: FrozenState) -> None:
     """Within the limits, or without one, the controller returns the state."""
     assert (
         hooks.RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state)
@@ -228,7 +228,9 @@ def test_retries_are_allowed(state: FrozenState) -> None:
         ),
     ],
 )
-def test_the_controller_gives_up(most: int, state: FrozenState, message: str) -> None:
+def test_the_controllers_error_names_each_limit_reached(
+    most: int, state: FrozenState, message: str
+) -> None:
     """The message names each limit that was met, with its numbers."""
     with pytest.raises(RestartAbort) as caught:
         hooks.RetryController(max_iterations=most, min_world_size=3, min_active_world_size=2)(state)
@@ -295,7 +297,7 @@ def test_every_communicator_is_aborted(
     )
 
 
-def test_the_buffers_of_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformer_engines_buffers_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are destroyed if the program uses it, and an error there ends no chain of hooks."""
     assert hooks.AbortTransformerEngine()(STATE) is STATE
     destroyed = Mock(side_effect=RuntimeError("no buffers"))
@@ -309,7 +311,7 @@ def test_the_buffers_of_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> N
 # --- finalize -------------------------------------------------------------------------------------
 
 
-def test_finalize_calls_in_a_thread() -> None:
+def test_finalize_runs_in_a_thread_in_each_iteration() -> None:
     """The function gets its arguments, in a thread of its own, in each iteration;
     its exception is raised unchanged.
     """
@@ -329,7 +331,7 @@ def test_finalize_calls_in_a_thread() -> None:
     assert caught.value is error
 
 
-def test_finalize_times_out() -> None:
+def test_a_finalize_that_times_out_is_named_and_left_running() -> None:
     """A function that does not end in time is named, and left running."""
     release = threading.Event()
 
@@ -381,7 +383,7 @@ class Cuda:
     ("used", "initialized", "synchronized"),
     [({1, 3}, True, [1, 3]), (set(), True, [2]), ({0}, False, [])],
 )
-def test_devices(
+def test_devices_in_use_are_synchronized(
     used: set[int],
     initialized: bool,
     synchronized: list[int],
@@ -400,7 +402,7 @@ def test_devices(
     )
 
 
-def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_devices_error_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a device is raised unchanged; the message about one that hangs names it."""
     error = RuntimeError("CUDA error: device-side assert triggered")
     cuda = Cuda(monkeypatch, {0, 3})
@@ -430,7 +432,7 @@ def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, "rank 3 raised 3 times, at most 2 allowed (max_rank_faults)"),
     ],
 )
-def test_too_many_faults(limit: int, message: str) -> None:
+def test_only_own_faults_count_toward_the_limit(limit: int, message: str) -> None:
     """Only this rank's own faults count, and the message has both numbers;
     without a limit all are allowed.
     """

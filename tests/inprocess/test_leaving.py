@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import math
 import subprocess
 import sys
 import threading
@@ -37,7 +38,9 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallWrapper]:
 
 
 @pytest.mark.parametrize("phase", [RankPhase.ENDING, RankPhase.ARRIVED])
-def test_a_rank_that_was_taken_for_lost(phase: RankPhase, call: CallWrapper) -> None:
+def test_a_rank_considered_lost_interrupts_no_later_iteration(
+    phase: RankPhase, call: CallWrapper
+) -> None:
     """The others have continued without it: it interrupts none of their iterations,
     and is not counted again.
     """
@@ -56,7 +59,7 @@ def test_a_rank_that_was_taken_for_lost(phase: RankPhase, call: CallWrapper) -> 
     taking_part.close()
 
 
-def test_a_rank_that_learns_that_it_is_gone(call: CallWrapper) -> None:
+def test_a_rank_declared_gone_does_not_arrive(call: CallWrapper) -> None:
     """Before it arrives: another one has arrived for it, and would be counted twice."""
     iteration = Iteration(call._session.store.clone(), call._session.prefix, 0, 1)
 
@@ -106,7 +109,7 @@ def _watcher(connect: _Failing, soft: float, hard: float) -> MonitorProcess:
     return watcher
 
 
-def test_the_last_rank_dies_before_it_wakes_its_peers() -> None:
+def test_a_monitor_wakes_the_peers_of_the_last_rank_that_died() -> None:
     """Its monitor process wakes them: they have all completed, and would wait without end."""
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 0), soft=50.0, hard=100.0)
@@ -121,20 +124,20 @@ def test_a_report_that_failed_is_sent_again() -> None:
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 1), soft=1.0, hard=100.0)
     iteration = Iteration(store, "p/0", 0, 2)
-    watcher._look()
+    watcher._check_worker(math.inf)
     assert iteration.outcome() is None
-    watcher._look()
+    watcher._check_worker(math.inf)
     assert iteration.outcome() is IterationEnd.INTERRUPTED
-    watcher._look()
+    watcher._check_worker(math.inf)
     assert len(iteration.faults()) == 1
 
 
-def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_is_reported_if_the_kill_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The death that follows is told instead."""
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 2), soft=1.0, hard=2.0)
     monkeypatch.setattr(watcher, "_kill", lambda: None)
-    watcher._look()
+    watcher._check_worker(math.inf)
     iteration = Iteration(store, "p/0", 0, 2)
     assert iteration.outcome() is None
     watcher._store_calls.make(watcher._report_death, patient=True)
@@ -154,7 +157,7 @@ def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
     [
         ([], None),
         ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.EXCEPTION)], 2),
-        ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.TERMINATED)], 1),
+        ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.PROCESS_EXITED)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.SOFT_TIMEOUT)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.HARD_TIMEOUT)], 1),
         (
@@ -182,7 +185,9 @@ def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
         "raised before",
     ],
 )
-def test_the_root(faults: list[Fault], root: int | None) -> None:
+def test_a_rank_that_ended_is_the_root_before_one_that_raised(
+    faults: list[Fault], root: int | None
+) -> None:
     """A rank that ended comes before one that raised,
     and a rank that waits for others comes last.
     """
@@ -190,7 +195,7 @@ def test_the_root(faults: list[Fault], root: int | None) -> None:
     assert (found.initial_rank if found is not None else None) == root
 
 
-def test_where_a_thread_stands() -> None:
+def test_a_position_is_the_innermost_line_of_the_users_code() -> None:
     """It is the innermost line of the user's code, with what that calls;
     a thread that has ended stands nowhere.
     """
@@ -214,7 +219,7 @@ def test_where_a_thread_stands() -> None:
     assert find_position(2**40) is None
 
 
-def test_a_process_that_ended_before_it_was_looked_up() -> None:
+def test_a_process_that_ended_before_its_lookup_is_dead() -> None:
     """It counts as dead at once: a monitor process that starts after its worker's death ends,
     too.
     """

@@ -65,7 +65,7 @@ def _harm_monitor(found: Any) -> None:
     found.put("all went well")
 
 
-def test_a_monitor_process_that_dies_or_may_start_no_thread() -> None:
+def test_heartbeats_continue_without_the_monitor_or_a_new_thread() -> None:
     """Heartbeats go on, from its standby or without a new thread,
     so that no peer takes the healthy rank for lost.
     """
@@ -122,7 +122,7 @@ _NAMESPACE = [
     or subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode,
     reason="no process namespace may be made here",
 )
-def test_a_monitor_process_whose_number_is_used_again() -> None:
+def test_the_end_of_a_call_kills_no_process_with_a_reused_pid() -> None:
     """If the monitor process has died, the end of the call kills no process that has
     its number since then.
     """
@@ -143,7 +143,7 @@ def test_a_monitor_process_whose_number_is_used_again() -> None:
     assert ended.returncode == 7, ended.stderr
 
 
-def test_a_number_that_is_used_again() -> None:
+def test_a_process_with_another_start_time_gets_no_signal() -> None:
     """A process with another start time isn't the one that was meant: that one has died,
     and no signal is sent.
     """
@@ -157,7 +157,9 @@ def test_a_number_that_is_used_again() -> None:
         assert other.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_process_is_not_dead_for_want_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without pidfds and for want of a descriptor, a living process isn't taken for dead."""
     monkeypatch.delattr(os, "pidfd_open")
     with subprocess.Popen(["sleep", "100"]) as other:

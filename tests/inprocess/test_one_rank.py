@@ -9,7 +9,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,10 @@ import pytest
 import torch.distributed as dist
 
 import firstfault_inprocess as inprocess
+from firstfault_inprocess.monitor.heartbeats import HeartbeatRing
+from firstfault_inprocess.progress import SharedProgress
 from firstfault_inprocess.store import Fault, FaultKind
-from firstfault_inprocess.store_host import open_sockets
+from firstfault_inprocess.store_host import list_open_sockets
 from firstfault_inprocess.wrap import CallWrapper, current_call
 from firstfault_torch import PlainEngine, Watchdog, guard, watchdog
 from firstfault_torch.agent.timers import TimerServer
@@ -26,6 +32,7 @@ from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.inprocess.training import run
 from tests.ports import get_free_port
+from tests.processes import read_processes
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.jobs
@@ -63,7 +70,7 @@ def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("observer", [None, Keeping()], ids=["none", "a monitor"])
-def test_what_the_function_held_is_freed_before_it_is_called_again(
+def test_memory_is_freed_before_the_function_is_called_again(
     observer: Keeping | None,
 ) -> None:
     """Also what only the traceback of its exception holds: on a GPU there is no memory for both.
@@ -86,7 +93,7 @@ def test_what_the_function_held_is_freed_before_it_is_called_again(
 
 
 @pytest.mark.parametrize("faults", [0, 1])
-def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
+def test_tracing_still_works_after_a_call(faults: int) -> None:
     """A debugger, a profiler or coverage still works, also after an interruption."""
 
     @inprocess.Wrapper(**FAST)
@@ -106,7 +113,7 @@ def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_program_that_ignores_the_end_of_children() -> None:
+def test_a_program_may_ignore_the_end_of_children() -> None:
     """The kernel removes the process that starts the monitor process:
     nothing is left to wait for.
     """
@@ -129,7 +136,9 @@ class Releasing(logging.Handler):
             self.held.release()
 
 
-def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_cannot_be_interrupted_says_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It says where it stands, and after which fault,
     before its monitor process ends it from outside.
     """
@@ -156,46 +165,113 @@ def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> 
     assert "within 102 s (hard_timeout)" in said
 
 
-def test_a_machine_that_is_frozen_for_a_while() -> None:
-    """A rank that was frozen together with its monitor process,
-    longer than it may make no progress, continues.
+@dataclass(frozen=True)
+class _FrozenJob:
+    """A job of one rank whose processes are stopped."""
+
+    process: ForkProcess
+    connection: Connection
+    rank: int
+    """A process id."""
+    monitor: int
+
+
+def _frozen_before(call: Callable[..., Any], freezes: Event, rank: int) -> Callable[..., Any]:
+    """Return a function that stops the rank and its own process once, before its call."""
+
+    def run(*args: Any) -> Any:
+        if freezes.is_set():
+            freezes.clear()
+            for pid in (rank, os.getpid()):
+                os.kill(pid, signal.SIGSTOP)
+        return call(*args)
+
+    return run
+
+
+def _train_and_freeze(freezes_in: str, freezes: Event, its: Connection, port: int) -> None:
+    """Train in a process of its own, in which the monitor process may freeze both."""
+    os.environ["MASTER_PORT"] = str(port)
+    if freezes_in == "heartbeat":
+        HeartbeatRing.beat = _frozen_before(HeartbeatRing.beat, freezes, os.getpid())
+    elif freezes_in == "check":
+        measure = _frozen_before(SharedProgress.stalled_seconds.fget, freezes, os.getpid())
+        SharedProgress.stalled_seconds = property(measure)
+
+    @inprocess.Wrapper(
+        **{**FAST, "soft_timeout": 5.0, "hard_timeout": 7.0},
+        progress_watchdog_interval=0.1,
+        heartbeat_interval=1.0 if freezes_in == "heartbeat" else 29.0,
+    )
+    def train(call: inprocess.CallWrapper | None = None) -> int:
+        assert call is not None
+        time.sleep(1.0)  # until the monitor process has sent its heartbeat
+        its.send((os.getpid(), call._session.monitor.pid))
+        wait_until(its.poll, seconds=250.0)
+        for _ in range(30):
+            time.sleep(0.01)
+        return call.iteration
+
+    its.send(train())
+
+
+@pytest.fixture
+def frozen_jobs() -> Iterator[list[_FrozenJob]]:
+    """Start one job for each place in which the monitor process may be when the machine freezes,
+    and freeze it there.
     """
     context = multiprocessing.get_context("fork")
-    ours, its = context.Pipe()
-
-    def rank() -> None:
-        @inprocess.Wrapper(
-            **{**FAST, "soft_timeout": 10.0, "hard_timeout": 15.0},
-            progress_watchdog_interval=0.1,
-            heartbeat_interval=29.0,
-        )
-        def train(call: inprocess.CallWrapper | None = None) -> int:
-            assert call is not None
-            # the monitor process has sent its heartbeat, and sleeps nearly all the time
-            time.sleep(1.0)
-            its.send((os.getpid(), call._session.monitor.pid))
-            wait_until(its.poll)
-            for _ in range(30):
-                time.sleep(0.01)
-            return call.iteration
-
-        its.send(train())
-
-    process = context.Process(target=rank)
-    process.start()
-    its.close()  # so that the end of the rank ends the waits below
-    frozen = ours.recv()
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in frozen:
-            os.kill(pid, number)
-        time.sleep(20.0 if number == signal.SIGSTOP else 0.5)
-    ours.send("continue")
-    process.join()
-    assert process.exitcode == 0
-    assert ours.recv() == 0
+    jobs: list[_FrozenJob] = []
+    try:
+        for freezes_in in ("sleep", "heartbeat", "check"):
+            ours, its = context.Pipe()
+            freezes = context.Event()
+            # Here, not in the child: this process keeps the port's lock until the end.
+            port = get_free_port()
+            process = context.Process(
+                target=_train_and_freeze,
+                args=(freezes_in, freezes, its, port),
+            )
+            process.start()
+            its.close()  # so that the end of the rank ends the waits
+            job = _FrozenJob(process, ours, *ours.recv())
+            jobs.append(job)
+            if freezes_in == "sleep":
+                os.kill(job.rank, signal.SIGSTOP)
+                os.kill(job.monitor, signal.SIGSTOP)
+            else:
+                freezes.set()
+        yield jobs
+    finally:
+        processes = read_processes()
+        for job in jobs:
+            job.process.kill()
+            job.process.join()
+            # one that runs ends by itself, and its number may be another process's by now
+            if job.monitor in processes and processes[job.monitor].state == "T":
+                os.kill(job.monitor, signal.SIGKILL)
 
 
-def test_a_block_in_which_no_time_counts() -> None:
+def test_a_machine_that_was_frozen_loses_no_rank(frozen_jobs: list[_FrozenJob]) -> None:
+    """A rank that was frozen together with its monitor process, longer than it may make no
+    progress, continues; also if the monitor process wasn't asleep at that moment.
+    """
+    for job in frozen_jobs:
+        for pid in (job.rank, job.monitor):
+            wait_until(lambda pid=pid: read_processes()[pid].state == "T")
+    time.sleep(9.0)
+    for job in frozen_jobs:
+        # the monitor process checks before the rank makes progress
+        for pid in (job.monitor, job.rank):
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)
+        job.connection.send("continue")
+        job.process.join()
+        assert job.process.exitcode == 0
+        assert job.connection.recv() == 0
+
+
+def test_no_timeout_ends_a_rank_without_hang_protection() -> None:
     """In a block without hang protection, also after one within it, no timeout ends a rank;
     then all begin anew.
     """
@@ -216,7 +292,7 @@ def test_a_block_in_which_no_time_counts() -> None:
     assert train() == 0
 
 
-def test_a_call_within_a_call() -> None:
+def test_a_call_within_a_call_is_refused() -> None:
     """It is refused at once: after a fault the ranks would be in different calls."""
     inner = inprocess.Wrapper(**FAST)(lambda: None)
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
@@ -226,7 +302,7 @@ def test_a_call_within_a_call() -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "exit", "return"])
-def test_a_child_that_the_function_forked(how: str) -> None:
+def test_a_forked_child_ends_as_without_a_wrapper(how: str) -> None:
     """It ends as it would without a wrapper, and the parent's call continues undisturbed."""
     codes = []
 
@@ -257,7 +333,7 @@ def test_a_child_that_the_function_forked(how: str) -> None:
     assert answer == 0
 
 
-def test_an_interruption_while_an_exception_is_recorded() -> None:
+def test_an_interruption_waits_for_an_exceptions_record() -> None:
     """It waits for that: a document of which no name is known could not be withdrawn
     when the ranks continue.
     """
@@ -293,7 +369,7 @@ def test_an_interruption_while_an_exception_is_recorded() -> None:
 
 def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
     """Not even while its exception, whose frames hold the call, is in use."""
-    before = open_sockets()
+    before = list_open_sockets()
 
     @inprocess.Wrapper(**FAST)
     def train() -> None:
@@ -302,7 +378,7 @@ def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
         train()
     assert isinstance(caught.value.__cause__, ValueError)
-    assert not open_sockets() - before
+    assert not list_open_sockets() - before
 
 
 def test_the_function_may_ask_for_a_restart() -> None:
@@ -354,7 +430,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerSer
     server.stop()
 
 
-def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
+def test_a_heartbeat_ends_with_its_iteration(server: TimerServer) -> None:
     """It has ended: a rank is not killed because it made no ping while it restarted. The
     next ping begins another.
     """
@@ -373,7 +449,7 @@ def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
     assert train() == 1
 
 
-def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
+def test_a_deadline_ends_with_its_iteration(server: TimerServer) -> None:
     """It has ended, also if an interruption came before its block began;
     one around the call continues.
     """
@@ -393,7 +469,7 @@ def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
     wait_until(lambda: not server._timers)
 
 
-def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
+def test_an_interrupted_rank_keeps_no_deadline(server: TimerServer) -> None:
     """None is left, although the rank may be interrupted while a block begins or ends:
     it would be killed later.
     """
@@ -414,7 +490,7 @@ def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
     wait_until(lambda: not server._timers)
 
 
-def test_two_jobs_one_after_the_other_at_the_same_port() -> None:
+def test_a_job_does_not_find_the_faults_of_the_job_before() -> None:
     """The second does not find the faults of the first, whose store stays a moment longer."""
     first = run("raise", 2, initialize=FEW)
     assert set(first.of("enter", 1)) == {0, 1}

@@ -130,12 +130,14 @@ def new_ranks(
         (FillGaps(), set(range(8)), [None] * 8),
     ],
 )
-def test_gaps(assignment: RankAssignment, terminated: set[int], expected: list[int | None]) -> None:
+def test_shifting_keeps_the_order_and_filling_moves_the_highest(
+    assignment: RankAssignment, terminated: set[int], expected: list[int | None]
+) -> None:
     """ShiftRanks keeps the order of the ranks, FillGaps moves only the highest."""
     assert new_ranks(assignment, 8, terminated) == expected
 
 
-def test_gaps_of_random_worlds() -> None:
+def test_surviving_ranks_have_all_numbers_below_the_world_size() -> None:
     """Whatever ranks are terminated, the others have all numbers below the new world size,
     each once.
     """
@@ -153,7 +155,7 @@ def test_gaps_of_random_worlds() -> None:
 
 
 @pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
-def test_gaps_keep_the_rest_of_the_state(assignment: RankAssignment) -> None:
+def test_closing_gaps_changes_only_rank_and_world_size(assignment: RankAssignment) -> None:
     """Only rank and world size change, and the input stays as it was; a terminated rank leaves."""
     error = ValueError()
     ctx = context(
@@ -177,7 +179,7 @@ def test_gaps_keep_the_rest_of_the_state(assignment: RankAssignment) -> None:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
-def test_gaps_of_a_large_world(assignment: RankAssignment) -> None:
+def test_a_rank_of_a_large_world_finds_its_number_fast(assignment: RankAssignment) -> None:
     """A rank of 10,000 finds its number within a fraction of a second,
     also if half of them are terminated.
     """
@@ -203,7 +205,9 @@ def test_gaps_of_a_large_world(assignment: RankAssignment) -> None:
         (Compose(ActiveWorldSizeDivisibleBy(4), MaxActiveWorldSize(7)), None, 4),
     ],
 )
-def test_filters(assignment: RankAssignment, active_before: int | None, expected: int) -> None:
+def test_filters_activate_the_lowest_ranks(
+    assignment: RankAssignment, active_before: int | None, expected: int
+) -> None:
     """The lowest ranks are active, as many as the filter and those before it admit."""
     for rank in range(8):
         state = assignment(context(rank, 8, active_world_size=active_before)).state
@@ -213,7 +217,7 @@ def test_filters(assignment: RankAssignment, active_before: int | None, expected
         )
 
 
-def test_reserves_take_over() -> None:
+def test_reserves_replace_terminated_ranks() -> None:
     """In a chain, reserves become active when active ranks are terminated,
     until too few are left.
     """
@@ -231,7 +235,7 @@ def test_reserves_take_over() -> None:
     }
 
 
-def test_groups() -> None:
+def test_a_group_below_its_condition_is_terminated() -> None:
     """The healthy ranks of a group that does not meet the condition are terminated too."""
     grouped = FilterCountGroupedByKey(
         lambda state: f"host {state.rank // 2}", lambda count: count == 2
@@ -242,7 +246,7 @@ def test_groups() -> None:
     assert sorted(world.discarded) == [0, 1, 4, 5]
 
 
-def test_groups_only_add_to_the_terminated_ranks() -> None:
+def test_group_filters_only_add_terminated_ranks() -> None:
     """The filter changes no state; a rank that is terminated takes no part."""
     grouped = FilterCountGroupedByKey("one group", lambda count: count > 9, dt.timedelta(seconds=1))
     ctx = context(1, 4, {0, 2, 3})
@@ -256,7 +260,7 @@ def test_groups_only_add_to_the_terminated_ranks() -> None:
     assert grouped(ctx) is ctx
 
 
-def test_a_filter_twice_in_a_chain() -> None:
+def test_a_filter_may_occur_twice_in_a_chain() -> None:
     """Each call is an exchange of its own, also of the same filter."""
     counts = []
 

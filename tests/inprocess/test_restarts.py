@@ -36,8 +36,10 @@ def waits(
 ) -> Iterator[dict[str, Future[Any]]]:
     """Begin the runs that mostly wait."""
     calls: dict[str, Callable[[], Any]] = {
-        "test_ranks_that_are_stuck": partial(run, "stuck", initialize=FEW, **BLOCKED),
-        "test_the_job_goes_on": partial(
+        "test_a_stuck_rank_is_interrupted_or_ended": partial(
+            run, "stuck", initialize=FEW, **BLOCKED
+        ),
+        "test_a_job_succeeds_after_an_exception_an_exit_and_a_hang": partial(
             _end, tmp_path_factory.mktemp("hang"), ["3 raise", "0 exit", "2 hang"]
         ),
     }
@@ -45,7 +47,7 @@ def waits(
         yield begun
 
 
-def test_all_ranks_go_on_after_exceptions() -> None:
+def test_all_ranks_call_the_function_again_after_exceptions() -> None:
     """All four ranks call the function again, with the same ranks,
     after two exceptions in one iteration.
     """
@@ -57,7 +59,7 @@ def test_all_ranks_go_on_after_exceptions() -> None:
     assert ended.seconds() < SLOW_S
 
 
-def test_the_others_go_on_without_a_rank_that_exits() -> None:
+def test_peers_continue_without_a_rank_that_exits() -> None:
     """A rank that leaves ends alone; the others get new ranks and continue."""
     ended = run("exit", initialize=FEW, **FAST)
     assert set(ended.of("enter", 1)) == ALL - {FAULTY}
@@ -66,7 +68,7 @@ def test_the_others_go_on_without_a_rank_that_exits() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
-def test_what_code_makes_of_an_interruption() -> None:
+def test_a_rank_continues_if_code_replaces_its_interruption() -> None:
     """A healthy rank continues if the interruption leaves its function as another exception.
 
     Torch's older store, without libuv, wakes waiting ranks, too. The options are as a program for
@@ -82,7 +84,7 @@ def test_what_code_makes_of_an_interruption() -> None:
     assert ended.values("done") == {rank: (rank, 4) for rank in ALL}, ended.events
 
 
-def test_a_limit() -> None:
+def test_every_rank_ends_at_the_limit_with_its_cause() -> None:
     """At the limit every rank ends; the cause is its own exception, with its traceback,
     or what the others told.
     """
@@ -131,11 +133,11 @@ def _target(file: Path) -> str:
         return ""
 
 
-def test_ranks_that_are_stuck(waits: dict[str, Future[Any]]) -> None:
+def test_a_stuck_rank_is_interrupted_or_ended(waits: dict[str, Future[Any]]) -> None:
     """A rank that hangs in Python is interrupted and continues;
     one in a C call or an atomic section is ended.
     """
-    ended: Run = waits["test_ranks_that_are_stuck"].result()
+    ended: Run = waits["test_a_stuck_rank_is_interrupted_or_ended"].result()
     assert set(ended.of("enter", 1)) == {0, 2}
     assert ended.values("done") == {0: (0, 2), 2: (1, 2)}
     assert ended.codes == [0, -15, 0, -15]
@@ -169,7 +171,7 @@ def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:
     ]
 
 
-def test_too_few_ranks_are_left(tmp_path: Path) -> None:
+def test_the_last_killed_rank_is_the_root_if_too_few_are_left(tmp_path: Path) -> None:
     """When too few are left, the rank that was killed last is the root cause,
     also if its node has no others left.
     """
@@ -177,14 +179,16 @@ def test_too_few_ranks_are_left(tmp_path: Path) -> None:
     assert (ended.verdict.ranks, ended.verdict.category) == ((2,), "signal"), ended.verdict
 
 
-def test_the_job_goes_on(waits: dict[str, Future[Any]]) -> None:
+def test_a_job_succeeds_after_an_exception_an_exit_and_a_hang(
+    waits: dict[str, Future[Any]],
+) -> None:
     """After an exception, an exit and a hang the others continue in their processes,
     and the job succeeds.
 
     A record names the rank that hung, not those that waited for it in a collective, and its line.
     Seconds before, a rank has left by an exit: its agent must not stop the others.
     """
-    ended: Ended = waits["test_the_job_goes_on"].result()
+    ended: Ended = waits["test_a_job_succeeds_after_an_exception_an_exit_and_a_hang"].result()
     assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
     assert ended.results[0] == "rank 0 of 3, began as 1, iteration 3"
     raised, left, hung = ended.job.restarts

@@ -298,7 +298,7 @@ def test_only_rank_0s_decks_are_saved(
     node_context = replace(
         make_node_context(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change
     )
-    for name, value in {**node_context.environment(), "RANK": rank}.items():
+    for name, value in {**node_context.to_environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
     monitor = WorkerMonitor(FlyteEngine())
     entrypoints._store_decks([_deck("loss", "1")], monitor)

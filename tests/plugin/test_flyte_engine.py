@@ -37,7 +37,7 @@ def test_the_users_variable_switches_recording_off_in_workers() -> None:
     """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
     identity = flyte_engine.FlyteEngine("s3://bucket/out", strategy="earliest").identity()
-    assert NodeContext("earliest", identity).environment()[STRATEGY_VARIABLE] == "earliest"
+    assert NodeContext("earliest", identity).to_environment()[STRATEGY_VARIABLE] == "earliest"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from firstfault_torch.protocol.exit_barrier import (
     AcksAwaited,
-    AgentsCounted,
     AllFinished,
     AnnounceFinished,
     Arrived,
@@ -22,15 +21,16 @@ from firstfault_torch.protocol.exit_barrier import (
     BarrierPhase,
     CheckNames,
     CloseRendezvous,
-    CountAgents,
     Counted,
+    CountFirstfaultNodes,
     CountIn,
     ExitBarrier,
     Fail,
     FailWithoutStore,
     FatalFailureRead,
+    FirstfaultNodesCounted,
+    IgnoreSignals,
     MarkComplete,
-    MarkFinished,
     NamesRead,
     OutcomeUnknown,
     PollBarrier,
@@ -76,8 +76,8 @@ EVENTS: tuple[BarrierEvent, ...] = (
     Polled(is_complete=True),
     NamesRead(None),
     NamesRead(b"0 1 2 "),
-    AgentsCounted(None),
-    AgentsCounted(3),
+    FirstfaultNodesCounted(None),
+    FirstfaultNodesCounted(3),
     AllFinished(),
     RoundFailed(FATAL),
     RoundFailed(VOTE),
@@ -202,12 +202,12 @@ def test_after_torchs_limit_it_counts_the_agents_of_firstfault(
     node.now = 400.0
     node.barrier.handle(TimePassed(), node.now)
     node.take(NamesRead(b"0 "))
-    assert node.take(Polled(is_complete=False)) == [CountAgents()]
-    assert node.take(AgentsCounted(number)) == instructions
+    assert node.take(Polled(is_complete=False)) == [CountFirstfaultNodes()]
+    assert node.take(FirstfaultNodesCounted(number)) == instructions
     if number is None:
         node.wait_until(460)
         node.take(NamesRead(b"0 "))
-        assert node.take(Polled(is_complete=False)) == [CountAgents()]
+        assert node.take(Polled(is_complete=False)) == [CountFirstfaultNodes()]
 
 
 @pytest.mark.parametrize("event", [AllFinished(), OutcomeUnknown(), StoreLost("reset")])
@@ -215,7 +215,7 @@ def test_announcing_leads_to_confirming(event: BarrierEvent) -> None:
     """All nodes have finished, whatever becomes of the store; a signal is no failure now."""
     node = Node().wait()
     node.take(Counted(3))
-    assert node.take(event) == [MarkFinished(), CountIn(BarrierCounter.FINISHED)]
+    assert node.take(event) == [IgnoreSignals(), CountIn(BarrierCounter.FINISHED)]
 
 
 def test_a_failure_that_was_faster_counts() -> None:

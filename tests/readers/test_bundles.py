@@ -151,7 +151,7 @@ def test_a_bundle_adds_what_other_nodes_handed_over(
     own = {path: data for path, data in files.items() if "-0000002-" in path}
     _put(attempt, own)
     whole = pack(files)
-    attempt.put(f"firstfault/roster/{bundle_name(whole, of_nodes=True)}", whole)
+    attempt.put(f"firstfault/roster/{bundle_name(whole, of_separate_nodes=True)}", whole)
 
     def told(reader: MultiErrorFileOutputReader) -> tuple[object, ...]:
         verdict = reader.verdict()

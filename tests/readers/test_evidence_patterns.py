@@ -95,7 +95,7 @@ def test_each_pattern_has_an_example() -> None:
 
 
 _RE2_EXAMPLES: list[tuple[Pattern, str, dict[str, str]]] = [
-    (retry._GONE_GPU, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", {}),
+    (retry._GPU_GONE, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", {}),
     (
         texts._MEMORY_SIZES,
         "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.06 GiB is free",

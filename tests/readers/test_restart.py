@@ -168,7 +168,7 @@ def _fingerprint(root: WorkerError) -> str:
         (HOST_OOM, None, {}, True, "the host ran out of memory"),
     ],
 )
-def test_a_decision(
+def test_workers_restart_unless_a_proof_speaks_against_it(
     root: WorkerError,
     policy: RetryPolicy | None,
     changes: dict[str, Any],
@@ -188,7 +188,7 @@ def test_a_decision(
     assert says in reason
 
 
-def test_an_unknown_cause() -> None:
+def test_an_unknown_cause_leaves_the_restart_to_torch() -> None:
     """Torch's way counts, also after a second round: faults that aren't known can't be the same."""
     verdict = replace(
         build_undetermined_verdict(make_job(BUG), "nothing stands out"),
@@ -202,7 +202,7 @@ def test_an_unknown_cause() -> None:
         assert reason.endswith("torch elastic restarts after any failure")
 
 
-def test_a_record_of_a_round() -> None:
+def test_a_rounds_record_has_verdict_decision_and_ranks() -> None:
     """It has the verdict in short, the decision, and the ranks of the round."""
     root = replace(BUG, place=replace(BUG.place, world_size=8))
     context = replace(CONTEXT, round=4)
@@ -225,7 +225,7 @@ def test_a_record_of_a_round() -> None:
         replace(RECORD, is_agreed=False, headline="äöü \u2028 \x00".replace("\x00", "")),
     ],
 )
-def test_the_record_is_kept(record: RestartRecord) -> None:
+def test_a_record_is_the_same_after_writing_and_reading(record: RestartRecord) -> None:
     """A record is the same after writing and reading, with unknown fields or not;
     its credentials are removed.
     """
@@ -253,12 +253,12 @@ def test_the_record_is_kept(record: RestartRecord) -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_record(data: bytes) -> None:
+def test_other_files_are_no_restart_records(data: bytes) -> None:
     """Anything else is no record."""
     assert restart_from_json(data) is None
 
 
-def test_the_name_of_a_record() -> None:
+def test_a_records_name_sorts_before_the_rosters_entries() -> None:
     """It is no document and no bundle, and sorts before the roster's entries."""
     name = restart_record_name("round", 7, 3)
     assert name == "decision-round-00007-0000003.json"
@@ -270,7 +270,7 @@ def test_the_name_of_a_record() -> None:
     assert not is_restart_record("decision-round-7-3.json")
 
 
-def test_records_are_read(attempt: Attempt) -> None:
+def test_a_job_has_one_record_of_each_restart(attempt: Attempt) -> None:
     """The job has one record of each restart, oldest first: a completed one of a common decision,
     if there is one.
     """
@@ -295,7 +295,7 @@ def test_records_are_read(attempt: Attempt) -> None:
     assert job.coverage.notes == ()
 
 
-def test_what_was_recovered_from(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_show_lists_restarts_and_their_cost(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """The command lists the restarts of an attempt and the seconds that they cost,
     also if it succeeded.
     """
@@ -351,7 +351,7 @@ STALL = RestartRecord(
         (None, STALLS_OF_ROUND, "the agent was terminated"),
     ],
 )
-def test_a_job_that_was_terminated_during_a_stall(
+def test_a_termination_during_a_stall_names_the_straggler(
     attempt: Attempt,
     run: Callable[..., Ran],
     lost: float | None,
@@ -376,7 +376,9 @@ def test_a_job_that_was_terminated_during_a_stall(
     )
 
 
-def test_a_time_limit_during_a_stall(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_a_time_limit_during_a_stall_needs_more_than_time(
+    attempt: Attempt, run: Callable[..., Ran]
+) -> None:
     """More time alone doesn't help a job that made no progress, so the advice is another one."""
     record = replace(STALL, headline="rank 17: its function had returned while its peers waited")
     limit = replace(

@@ -18,11 +18,11 @@ from firstfault.cli import EXIT
 from firstfault.cli._following import Progress
 from firstfault.cli._live import format_progress_line
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
-from firstfault.layout import LIVE, RUN_MARK, restart_record_name, watched_until_ms
+from firstfault.layout import LIVE, RUN_MARK, find_watch_end_ms, restart_record_name
 from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
-from firstfault.run_folder import FOLDERS, begin_run
+from firstfault.run_folder import RUNS_FOLDERS, begin_run
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.json_schemas import restart_to_json
@@ -221,7 +221,7 @@ def test_live_asks_agents_and_prints_their_answers(
     assert code == EXIT.OK
     assert "4,000 collectives; a second: w-0 12.5" in err
     assert (
-        watched_until_ms(file.name for file in attempt.folder.rglob("watched-*"))
+        find_watch_end_ms(file.name for file in attempt.folder.rglob("watched-*"))
         > time.time() * 1000
     )
 
@@ -493,7 +493,7 @@ def test_the_newest_attempt_of_the_newest_run_is_watched(
 ) -> None:
     """The newest attempt of the newest run is watched; with `--last`, of the working folder."""
     monkeypatch.chdir(tmp_path)
-    runs = Path(FOLDERS[0])
+    runs = Path(RUNS_FOLDERS[0])
     for number, name in enumerate(("old", "new")):
         for attempt in ("0", "9", "10"):
             os.close(begin_run(runs / name, attempt))

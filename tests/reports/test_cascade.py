@@ -399,9 +399,9 @@ def test_the_time_line_is_within_its_drawing() -> None:
         bands = [(bar.x, bar.width) for bar in timeline.bars]
         bands += [lane.band for lane in timeline.lanes if lane.band is not None]
         places += [end for x, width in bands for end in (x, x + width)]
-        assert 222 <= min(places) <= max(places) <= timeline.text
+        assert 222 <= min(places) <= max(places) <= timeline.times_x
         longest = max((len(lane.delay) for lane in timeline.lanes), default=0)
-        assert longest * _CHARACTER <= timeline.width - timeline.text
+        assert longest * _CHARACTER <= timeline.width - timeline.times_x
         assert max((len(lane.label) for lane in timeline.lanes), default=0) * _CHARACTER <= min(
             places
         )
@@ -462,7 +462,7 @@ def test_a_histogram_counts_every_failure() -> None:
         state: cascade.count(state) for state in (State.ROOT, State.VICTIM, State.STOPPED)
     }
     root = next(bar for bar in timeline.bars if bar.state is State.ROOT)
-    assert root.x <= timeline.zero <= root.x + root.width
+    assert root.x <= timeline.origin_x <= root.x + root.width
     assert all(bar.x >= root.x for bar in timeline.bars), "no victim is before the root cause"
     # the only known time of a rank that hung is when it was stopped
     assert State.ROOT not in draw_timeline(replace(cascade, from_root=False)).states

@@ -120,19 +120,19 @@ def lets_go(handled: HandledExceptions) -> Any:
         fails()
     except SlowError:
         before = SlowError.texts
-        handled._note(None, 0, sys.exc_info()[1])  # type: ignore[arg-type]
+        handled._on_handled(None, 0, sys.exc_info()[1])  # type: ignore[arg-type]
         texts = SlowError.texts - before
     (found,) = handled.list()
     return [found.exception.message, texts, batches[0]() is None]
 
 
 def far_too_many(handled: HandledExceptions) -> Any:
-    if handled._tool is None:
+    if handled._tool_id is None:
         return None
 
     def is_on() -> bool:
         monitoring: Any = vars(sys)["monitoring"]
-        return bool(monitoring.get_events(handled._tool))
+        return bool(monitoring.get_events(handled._tool_id))
 
     found: dict[str, int] = {}
     states = [is_on()]

@@ -51,7 +51,7 @@ from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalReceived, SignalWatch
-from firstfault_torch.compat.torch_agent import log_failure
+from firstfault_torch.compat.torch_agent import log_root_or_first_failure
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import open_worker_spool
@@ -418,7 +418,7 @@ def test_the_log_names_the_failed_worker(start: Start, caplog: pytest.LogCapture
         Path(file).write_bytes(pickle.dumps(f"traceback of local rank {rank}"))
     _kill(agent, 1)
     _look(agent)
-    log_failure(agent.node.reporter.report.failure_lines)  # the verdict is known
+    log_root_or_first_failure(agent.node.reporter.report.failure_lines)  # the verdict is known
     torchs = "torch.distributed.elastic.multiprocessing.api"
     said = [record.getMessage() for record in caplog.records if record.name == torchs]
     what = f"failed (exitcode: -9) local_rank: 1 (pid: {pids[1]}) of fn: _wait_to_be_stopped"

@@ -31,7 +31,7 @@ def _own_limits(file: Path) -> list[str]:
     return [f"{file.name}: {name}" for name in names if name.endswith(("_S", "_SECONDS"))]
 
 
-def test_a_limit_stands_in_the_table() -> None:
+def test_every_time_limit_is_in_a_table() -> None:
     """No module of the pod has a time limit of its own, each in the tables has its row,
     and no name occurs twice.
     """
@@ -53,7 +53,7 @@ def test_a_limit_stands_in_the_table() -> None:
     assert all(row.startswith("TimeLimit(") for row in rows)
 
 
-def test_a_limit_has_its_row() -> None:
+def test_every_limit_says_who_waits_and_what_happens() -> None:
     """Each limit says who waits, for what, and what happens at the end,
     and other processes get a plain number.
     """
@@ -108,7 +108,7 @@ def test_a_limit_has_its_row() -> None:
         ((of_recorder.UPLOADS_DRAIN_TIMEOUT_SECONDS,), of_recorder.RECORDER_EXIT_GRACE_SECONDS),
     ],
 )
-def test_a_chain_of_waits_fits(chain: tuple[float, ...], most: float) -> None:
+def test_all_waits_fit_into_the_grace_period(chain: tuple[float, ...], most: float) -> None:
     """What a process waits for one after the other ends before another one gives up on it,
     or Kubernetes kills it.
     """
@@ -139,6 +139,6 @@ def test_a_chain_of_waits_fits(chain: tuple[float, ...], most: float) -> None:
         ("project/design", "and reading {:g} s", time_limits.TERMINATED_READ_TIMEOUT_SECONDS),
     ],
 )
-def test_a_page_gives_the_limit(page: str, promise: str, limit: float) -> None:
+def test_pages_promise_the_times_of_the_table(page: str, promise: str, limit: float) -> None:
     """A page that promises a time has the number of the table."""
     assert promise.format(limit) in " ".join((ROOT / f"docs/{page}.md").read_text().split())

@@ -14,7 +14,7 @@ import firstfault_torch
 from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
-from firstfault_torch.failures.capture import before_exit, capture, qualified_name
+from firstfault_torch.failures.capture import capture, find_exception_behind_exit, qualified_name
 
 MEGABYTES_10 = 10 * 1024 * 1024
 
@@ -107,7 +107,7 @@ class _SubclassTextError(Exception):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_text(error: BaseException, text: str) -> None:
+def test_a_message_is_the_result_of_str(error: BaseException, text: str) -> None:
     """The message is the result of str(), or the reason why there is none."""
     assert _captured(error).message == text
 
@@ -152,7 +152,7 @@ class _Outer:
     ],
     ids=["builtin", "nested", "metaclass", "class", "module"],
 )
-def test_type(kind: type[BaseException], name: str) -> None:
+def test_a_type_is_the_qualified_name_of_the_class(kind: type[BaseException], name: str) -> None:
     """The type is the qualified name, without a module for builtins,
     also if the class overrides it.
     """
@@ -160,7 +160,7 @@ def test_type(kind: type[BaseException], name: str) -> None:
     assert _captured(kind()).type == name
 
 
-def test_bases() -> None:
+def test_base_classes_come_nearest_first() -> None:
     """The base classes come nearest first, without object."""
     assert _captured(FileNotFoundError()).bases == ("OSError", "Exception", "BaseException")
     assert _captured(_HostileMetaError()).bases == ("Exception", "BaseException")
@@ -188,7 +188,7 @@ class _GroupWithoutError(Exception):
 
 
 @pytest.mark.parametrize("kind", [_DelegatingError, _LockedError, _GroupWithoutError])
-def test_hostile_attributes(kind: type[Exception]) -> None:
+def test_an_exception_with_raising_attributes_is_captured(kind: type[Exception]) -> None:
     """An exception whose attributes raise is captured with its type and text."""
     captured = _captured(kind("boom"))
     assert captured.type == f"{__name__}.{kind.__name__}"
@@ -212,7 +212,7 @@ def test_hostile_attributes(kind: type[Exception]) -> None:
         ([str(number) for number in range(60)], tuple(str(number) for number in range(20))),
     ],
 )
-def test_notes(notes: object, expected: tuple[str, ...]) -> None:
+def test_notes_are_kept_up_to_a_limit(notes: object, expected: tuple[str, ...]) -> None:
     """At most 50 notes are kept, also if __notes__ is not a list of texts."""
     error = ValueError("boom")
     error.__notes__ = notes  # as on Python 3.10, where it is a plain attribute
@@ -261,7 +261,9 @@ def _three() -> None:
     ],
     ids=["none", "cause", "context", "from None", "three"],
 )
-def test_causes(call: Callable[[], None], chain: list[tuple[str, str]]) -> None:
+def test_causes_are_the_chain_that_python_prints(
+    call: Callable[[], None], chain: list[tuple[str, str]]
+) -> None:
     """The chain is the one that Python prints: a cause, else the context; nearest first."""
     captured = capture(_raised(call))
     assert ("KeyError" in format_exception(captured)) is any(
@@ -282,20 +284,20 @@ def _exit_after(error: BaseException | None) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("bad batch"), None], ids=repr)
-def test_what_came_before_an_exit(error: BaseException | None) -> None:
+def test_an_exit_is_about_the_exception_behind_it(error: BaseException | None) -> None:
     """An exit that the program made of an exception is about that exception;
     another exit is about itself.
     """
     left = _raised(lambda: _exit_after(error))
     assert isinstance(left, SystemExit)
-    assert before_exit(left) is (error or left)
+    assert find_exception_behind_exit(left) is (error or left)
     first = SystemExit(1)
     second = SystemExit(2)
     first.__context__ = second
     second.__context__ = error
-    assert before_exit(first) is (error or second)
+    assert find_exception_behind_exit(first) is (error or second)
     second.__context__ = first
-    assert isinstance(before_exit(first), SystemExit)
+    assert isinstance(find_exception_behind_exit(first), SystemExit)
 
 
 def test_a_cycle_of_causes_ends() -> None:
@@ -338,7 +340,7 @@ if sys.version_info >= (3, 11):
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda kind: kind.__name__)
-def test_group(group: type[_Group]) -> None:
+def test_members_of_a_group_are_captured_down_to_six_levels(group: type[_Group]) -> None:
     """The members of a group are captured, groups within it too, down to six levels."""
     deep = group("4", (group("5", (group("6", (ValueError("deepest"),)),)),))
     captured = _captured(group("1", (group("2", (group("3", (deep,)), KeyError("k"))),)))
@@ -351,7 +353,7 @@ def test_group(group: type[_Group]) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda kind: kind.__name__)
-def test_causes_of_members_and_members_of_causes(group: type[_Group]) -> None:
+def test_groups_and_causes_are_captured_within_each_other(group: type[_Group]) -> None:
     """A group that is a cause is captured with its members, and these with their causes."""
     key = KeyError("k")
     raised = RuntimeError("training failed")
@@ -384,7 +386,7 @@ def test_a_tree_of_groups_is_cut() -> None:
 
 
 @pytest.mark.parametrize("members", [7, "text", {"a": ValueError()}, [1, "two", None]])
-def test_no_group(members: object) -> None:
+def test_a_foreign_exceptions_attribute_makes_no_group(members: object) -> None:
     """An attribute of that name that holds no exceptions makes no group."""
     assert _captured(_Group("boom", members)).members == ()
 
@@ -402,7 +404,7 @@ def _endless() -> None:
     _endless()
 
 
-def test_frames() -> None:
+def test_frames_come_outermost_first() -> None:
     """Frames come outermost first, each with file, line, function and source text."""
     frames = capture(_raised(lambda: _deep(2))).frames
     assert [frame.function for frame in frames] == [
@@ -448,7 +450,7 @@ def script(tmp_path: Path) -> dict[str, Any]:
     return names
 
 
-def test_lines_around(script: dict[str, Any]) -> None:
+def test_an_own_frame_has_two_lines_before_and_after(script: dict[str, Any]) -> None:
     """A frame of the program has two lines before its own and two after,
     without the indentation that they share.
     """
@@ -475,7 +477,9 @@ def test_lines_around(script: dict[str, Any]) -> None:
         ("whole", {}, ""),
     ],
 )
-def test_the_marked_part(script: dict[str, Any], function: str, row: object, marked: str) -> None:
+def test_the_characters_that_python_marks_are_known(
+    script: dict[str, Any], function: str, row: object, marked: str
+) -> None:
     """The characters that Python marks with carets are known;
     none where it marks the whole line.
     """
@@ -483,7 +487,7 @@ def test_the_marked_part(script: dict[str, Any], function: str, row: object, mar
     assert frame.code[slice(*frame.marked)] == marked
 
 
-def test_a_loader_that_gives_no_text(
+def test_a_loader_that_gives_bytes_costs_only_the_lines(
     script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Source code comes from third-party loaders; one that gives bytes costs the lines,
@@ -495,7 +499,7 @@ def test_a_loader_that_gives_no_text(
     assert (frame.function, frame.code, frame.context) == ("whole", "", ())
 
 
-def test_frames_of_libraries_have_no_lines_around() -> None:
+def test_library_frames_have_no_lines_around() -> None:
     """A library's frames have their line alone,
     and of many frames of the program the innermost have more.
     """
@@ -509,7 +513,7 @@ def test_frames_of_libraries_have_no_lines_around() -> None:
     assert [bool(frame.context) for frame in frames if "json/" in frame.file] == [False] * 3
 
 
-def test_source_that_is_not_there() -> None:
+def test_code_without_a_file_has_frames_without_text() -> None:
     """Code without a file has frames without text;
     an exception that was never raised has no frames.
     """
@@ -520,7 +524,7 @@ def test_source_that_is_not_there() -> None:
     assert capture(ValueError("made, not raised")).frames == ()
 
 
-def test_recursion() -> None:
+def test_a_recursion_error_keeps_both_ends_of_the_stack() -> None:
     """A RecursionError keeps both ends of the stack and the number of frames left out."""
     error = _raised(_endless)
     captured = capture(error)
@@ -538,7 +542,7 @@ def _depth(error: BaseException) -> int:
     return count
 
 
-def test_a_neighbours_frames_stay() -> None:
+def test_a_package_with_a_similar_name_keeps_its_frames() -> None:
     """A package whose folder's name only begins like ours is the user's."""
     file = str(Path(firstfault_torch.__file__).parent) + "_models/train.py"
     code = compile("def train():\n    raise ValueError('boom')\n", file, "exec")

@@ -77,7 +77,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
         one._listener.close()
 
 
-def test_an_answer(agent: Agent, worker: OpenChannel) -> None:
+def test_each_worker_that_is_asked_answers_for_itself(agent: Agent, worker: OpenChannel) -> None:
     """Each worker that is asked answers for itself, at once; one that is not asked does not."""
     for local_rank in range(3):
         worker(
@@ -96,7 +96,9 @@ def test_an_answer(agent: Agent, worker: OpenChannel) -> None:
     assert not agent.woken.acquire(blocking=False), "an answer is not a failure"
 
 
-def test_earlier_rounds_are_forgotten(agent: Agent, worker: OpenChannel, folder: Path) -> None:
+def test_a_round_has_messages_of_its_own_workers_only(
+    agent: Agent, worker: OpenChannel, folder: Path
+) -> None:
     """A round has the messages of its own workers only, whenever the others come;
     a failure report wakes the agent.
     """
@@ -120,7 +122,7 @@ def test_earlier_rounds_are_forgotten(agent: Agent, worker: OpenChannel, folder:
         assert {**failed[0], **content} == failed[0]
 
 
-def test_finished_workers(agent: Agent, worker: OpenChannel) -> None:
+def test_a_finish_report_counts_and_wakes_no_agent(agent: Agent, worker: OpenChannel) -> None:
     """What a worker reports before it dies counts, of this round, and doesn't wake the agent."""
     late = worker(1)
     agent.channel.begin(1)
@@ -136,7 +138,7 @@ def test_finished_workers(agent: Agent, worker: OpenChannel) -> None:
     assert agent.channel.finished(LONG_S) == {}
 
 
-def test_exiting_programs(agent: Agent, worker: OpenChannel) -> None:
+def test_an_exit_report_counts_and_wakes_no_agent(agent: Agent, worker: OpenChannel) -> None:
     """A program's report that it exits is known to the round, and doesn't wake the agent."""
     agent.channel.begin(1)
     worker(0, round_=1).report_exit()
@@ -150,7 +152,7 @@ def test_exiting_programs(agent: Agent, worker: OpenChannel) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_worker_that_does_not_answer(
+def test_the_agent_waits_for_a_busy_worker_up_to_the_limit(
     others: int,
     agent: Agent,
     worker: OpenChannel,
@@ -180,7 +182,7 @@ def test_a_worker_that_does_not_answer(
     release.set()
 
 
-def test_an_end_without_the_other(
+def test_nothing_waits_for_an_end_that_is_gone(
     folder: Path, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing waits for workers that ended or never opened a channel,
@@ -195,7 +197,7 @@ def test_an_end_without_the_other(
     assert time.monotonic() - began < TOLERANCE_S
 
 
-def test_an_answer_that_breaks(
+def test_a_worker_whose_answer_raises_sends_an_empty_state(
     agent: Agent, worker: OpenChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker whose answer raises sends an empty state, logs a warning, and can be asked again."""
@@ -212,7 +214,7 @@ def test_an_answer_that_breaks(
     assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 
-def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
+def test_a_busy_agent_receives_all_simultaneous_reports(folder: Path, worker: OpenChannel) -> None:
     """A busy agent receives the reports of all workers of a large node that
     fail at the same moment.
     """
@@ -260,7 +262,7 @@ def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
     ],
     ids=repr,
 )
-def test_an_invalid_message(
+def test_both_ends_skip_an_invalid_message(
     message: bytes,
     agent: Agent,
     folder: Path,
@@ -277,7 +279,7 @@ def test_an_invalid_message(
     assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 
-def test_a_large_answer(agent: Agent, worker: OpenChannel) -> None:
+def test_the_largest_state_arrives(agent: Agent, worker: OpenChannel) -> None:
     """The largest state arrives: ten dead threads with all their frames."""
     frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
     failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]
@@ -305,7 +307,7 @@ def _begin(folder: Path, began: Any) -> None:
     began.put(time.monotonic())
 
 
-def test_forked_workers_begin_together(tmp_path: Path) -> None:
+def test_forked_workers_begin_after_the_last_fork(tmp_path: Path) -> None:
     """The first worker waits for the last fork, whenever that is;
     one that is killed meanwhile delays none.
     """
@@ -329,7 +331,7 @@ def test_forked_workers_begin_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "gone"], ids=["started before", "the folder is gone"])
-def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
+def test_a_worker_begins_at_once_if_no_fork_follows(name: str, tmp_path: Path) -> None:
     """A worker that no fork follows begins at once; so does one whose agent died,
     and whose folder is gone.
     """
@@ -362,7 +364,7 @@ def _await_receive(number: int) -> None:
     raise AssertionError("the channel's thread doesn't wait for a message")
 
 
-def test_a_worker_whose_program_takes_the_number(agent: Agent, worker: OpenChannel) -> None:
+def test_a_program_may_take_the_channels_descriptor(agent: Agent, worker: OpenChannel) -> None:
     """A program's socket under the number of the channel keeps its messages,
     and the worker still answers.
     """
@@ -385,7 +387,7 @@ def test_a_worker_whose_program_takes_the_number(agent: Agent, worker: OpenChann
         assert own.recv(100) == b"still open"
 
 
-def test_a_channel_survives_failures(
+def test_a_channel_survives_missing_threads_and_failed_reads(
     agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts although no thread is free at first, and answers after a read that failed."""
@@ -407,7 +409,9 @@ def test_a_channel_survives_failures(
         assert list(agent.channel.ask([0], LONG_S)) == [0]
 
 
-def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_channel_ends_at_once_and_binds_no_socket(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A channel that is closed while its thread looks at its socket ends at once,
     and binds no new one.
     """
@@ -432,7 +436,9 @@ def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.Monkey
     assert not thread.is_alive()
 
 
-def test_files_that_a_cleaner_removes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_answers_again_after_its_socket_was_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker whose socket's file, or folder, was removed answers again;
     another process's file stays.
     """

@@ -69,12 +69,12 @@ def test_four_methods_run_a_node(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert failed.value.verdict.seal.message in caplog.text
 
 
-def test_four_methods_leave_after_a_success(tmp_path: Path) -> None:
+def test_four_methods_wait_for_nothing_after_a_success(tmp_path: Path) -> None:
     """A node whose workers have succeeded waits for nothing."""
     assert _run(tmp_path, int) == {0: 0}
 
 
-def test_an_engine_without_them_is_refused() -> None:
+def test_an_engine_without_its_methods_is_refused() -> None:
     """A forgotten method is an error when the engine is made, not when a job fails."""
     with pytest.raises(TypeError, match="abstract method"):
         type("Forgetful", (Engine,), {})()

@@ -24,7 +24,9 @@ from firstfault_torch.failures.torch_error_file import (
 NANO = 1_000_000_000
 
 
-def test_it_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_file_has_the_keys_of_torchs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Our file has the keys of torch's own, with values of the same types;
     torch takes message and time from it.
     """
@@ -66,7 +68,7 @@ def test_it_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_error_file(path) == word
 
 
-def test_it_is_written_whole(tmp_path: Path) -> None:
+def test_the_error_file_is_written_whole(tmp_path: Path) -> None:
     """An older file is replaced, and nothing else is left beside it;
     a lone surrogate in a message is escaped.
     """
@@ -91,7 +93,9 @@ def test_it_is_written_whole(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_files_of_other_tools(tmp_path: Path, text: str | None, message: str | None) -> None:
+def test_a_foreign_error_file_is_ignored(
+    tmp_path: Path, text: str | None, message: str | None
+) -> None:
     """A missing, truncated or foreign file gives None; a message without parts is a message."""
     if text is not None:
         (tmp_path / "error.json").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -103,7 +107,7 @@ class _Thing:
     """A class that must not be unpickled."""
 
 
-def test_traceback_file(tmp_path: Path) -> None:
+def test_only_a_text_is_unpickled_from_the_traceback_file(tmp_path: Path) -> None:
     """The traceback is read from torch.multiprocessing's pickle;
     a truncated file gives an empty text.
 
@@ -132,7 +136,9 @@ def test_traceback_file(tmp_path: Path) -> None:
         ("odd", "ValueError: boom"),
     ],
 )
-def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -> None:
+def test_an_exception_is_read_from_torchs_error_file(
+    extra: object, text: str, tmp_path: Path
+) -> None:
     """The exception is read from torch's error.json, whatever extraInfo contains."""
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
@@ -175,6 +181,6 @@ def test_every_class_has_its_flyte_class() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
 )
-def test_agent_errors(error: Exception, error_class: ErrorClass) -> None:
+def test_an_agents_error_has_its_class(error: Exception, error_class: ErrorClass) -> None:
     """An error of the agent is a rendezvous, infra, input or platform error."""
     assert classify_error(error) is error_class

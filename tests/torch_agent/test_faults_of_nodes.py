@@ -81,7 +81,9 @@ ONE_NODE = {"nodes": 1, "min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
 @pytest.mark.parametrize(
     ("peers", "limit"), [("sleep", SLEEPING_S)] + [("gloo", BLOCKED_S)] * (TIMES > 1)
 )
-def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number: int) -> None:
+def test_all_nodes_end_soon_after_a_rank_raises(
+    job: Callable[..., Job], peers: str, limit: float, number: int
+) -> None:
     """A rank raises: the verdict names it, its peers were stopped because of it or failed,
     and all nodes end soon.
     """
@@ -103,7 +105,9 @@ def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number
 
 
 @repeated
-def test_a_slow_finally(job: Callable[..., Job], number: int) -> None:
+def test_an_exception_is_durable_before_a_slow_clean_up_ends(
+    job: Callable[..., Job], number: int
+) -> None:
     """An exception has its own durable document before its first victim fails,
     even if its clean-up is slow.
     """
@@ -123,14 +127,14 @@ def test_a_slow_finally(job: Callable[..., Job], number: int) -> None:
     )
 
 
-def test_an_exit_without_an_error(job: Callable[..., Job]) -> None:
+def test_an_early_exit_with_code_0_is_a_failure(job: Callable[..., Job]) -> None:
     """An exit with code 0 before the training function has returned is a failure."""
     ended = job(trainings.one_fails, "exit 0", **ONE_NODE).end()
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "exit")
     assert "exited with code 0 before its training returned" in ended.find_failure(1).message
 
 
-def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
+def test_a_rank_that_exits_with_an_open_group_is_named(job: Callable[..., Job]) -> None:
     """After sys.exit(0) its peer's collective fails soon, though the program keeps the group,
     and the rank is named.
     """
@@ -140,7 +144,7 @@ def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
     assert "onnection" in ended.find_failure(0).message, "the collective did not time out"
 
 
-def test_an_abort(job: Callable[..., Job]) -> None:
+def test_an_aborts_stack_and_output_are_recorded(job: Callable[..., Job]) -> None:
     """The document has the stack and the output of a failed check in native code;
     the node's log has them too.
     """
@@ -154,7 +158,7 @@ def test_an_abort(job: Callable[..., Job]) -> None:
         assert text in ended.logs, "stderr still reaches the node's log"
 
 
-def test_a_recorder_that_does_not_answer(job: Callable[..., Job]) -> None:
+def test_a_frozen_recorder_loses_no_document(job: Callable[..., Job]) -> None:
     """Frozen, it loses nothing: worker and agent upload by themselves."""
     ended = job(trainings.one_fails, "freeze the recorder", **ONE_NODE).end()
     assert ended.verdict.ranks == (1,)
@@ -162,7 +166,7 @@ def test_a_recorder_that_does_not_answer(job: Callable[..., Job]) -> None:
     assert not ended.job.coverage.unreadable
 
 
-def test_a_rank_that_hangs_in_a_step(job: Callable[..., Job]) -> None:
+def test_a_rank_that_hangs_in_a_step_is_named(job: Callable[..., Job]) -> None:
     """The verdict names the rank that hung, not those that waited for it; its stderr is teed,
     and in its document.
     """
@@ -196,7 +200,9 @@ def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
 @pytest.mark.parametrize(
     ("rank", "with_worker"), [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1)
 )
-def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: bool) -> None:
+def test_a_killed_agent_is_reported_by_recorder_and_peer(
+    job: Callable[..., Job], rank: int, with_worker: bool
+) -> None:
     """The recorder and the other node's agent report the killed agent,
     on whichever node the store is.
     """
@@ -258,7 +264,9 @@ def _await_exit(running: Job, agent: int) -> None:
 
 @repeated
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if TIMES > 1 or "gloo" not in phase])
-def test_an_agent_is_terminated(job: Callable[..., Job], phase: str, number: int) -> None:
+def test_a_terminated_agent_ends_its_node_within_seconds(
+    job: Callable[..., Job], phase: str, number: int
+) -> None:
     """In any phase SIGTERM ends the node within seconds,
     with a document and a verdict on the system's budget.
     """
@@ -281,7 +289,7 @@ def test_an_agent_is_terminated(job: Callable[..., Job], phase: str, number: int
 
 @repeated
 @pytest.mark.parametrize("frozen_seconds", [3.0] + [0.0] * (TIMES > 1))
-def test_sigterm_while_settling(
+def test_a_node_terminated_while_settling_seals_its_best_verdict(
     job: Callable[..., Job], number: int, frozen_seconds: float
 ) -> None:
     """A node that is terminated while it waits for a silent one, the store's host,
@@ -330,7 +338,7 @@ def _told_alike(ended: Ended, nodes: int) -> None:
     [(2, "slow", 2), (2, "SIGKILL", 2)]
     + [(4, "none", 1), (4, "SIGKILL", 2), (4, "slow", 2)] * (TIMES > 1),
 )
-def test_another_node_takes_over(
+def test_the_next_node_concludes_if_the_leader_dies(
     nodes: int,
     how: str,
     concluded: int,
@@ -349,7 +357,9 @@ def test_another_node_takes_over(
 
 
 @pytest.mark.skipif(TIMES == 1, reason="make agent-faults runs it")
-def test_a_frozen_node(tmp_path: Path, job: Callable[..., Job]) -> None:
+def test_a_frozen_node_reaches_the_sealed_verdict_later(
+    tmp_path: Path, job: Callable[..., Job]
+) -> None:
     """The other node seals a verdict without it; when it runs again, it reaches the same one."""
     running = _disturbed(job, tmp_path, "SIGSTOP")
     running.await_files("0/error.pb")

@@ -173,7 +173,7 @@ def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Up
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_uploads(
+def test_an_upload_is_given_up_in_time_and_stays_in_the_spool(
     s3: S3,
     node_context: NodeContext,
     uploads: dict[str, tuple[Uploads, Receipt]],
@@ -211,7 +211,9 @@ def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.jobs
-def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy, job: Job) -> None:
+def test_a_peer_names_the_rank_of_a_node_that_died_with_the_storage(
+    s3: S3, proxy: FaultyProxy, job: Job
+) -> None:
     """The other node, alone and with its own findings,
     names the rank of which its agent was told.
     """
@@ -236,7 +238,7 @@ def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy,
 
 
 @pytest.mark.jobs
-def test_a_node_is_terminated_while_the_storage_hangs(proxy: FaultyProxy, job: Job) -> None:
+def test_a_terminated_node_seals_although_the_storage_hangs(proxy: FaultyProxy, job: Job) -> None:
     """It seals within seconds, long before Kubernetes kills it."""
     agent = job.await_mark("rank-1-0")["agent"]
     before = len(proxy.requests)

@@ -389,7 +389,7 @@ def test_a_wrapper_names_the_service_of_a_lost_connection() -> None:
     assert judged.failure_class is FailureClass.OWN_FAULT
 
 
-def test_what_a_clean_up_hides() -> None:
+def test_an_error_behind_a_failed_clean_up_is_the_first_cause() -> None:
     """If a library's clean-up fails after an error, that error is the first cause."""
     with pytest.raises(RuntimeError) as caught:
         torch.save({"weights": torch.ones(1 << 18)}, "/dev/full")

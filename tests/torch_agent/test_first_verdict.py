@@ -66,7 +66,7 @@ def test_another_nodes_verdict_stays_and_is_adopted(at_attempt: Prefix) -> None:
         assert (at_attempt.folder / name).read_bytes() == other.sealed.document
 
 
-def test_of_concurrent_nodes_all_report_one_verdict(at_attempt: Prefix) -> None:
+def test_concurrent_nodes_all_report_one_verdict(at_attempt: Prefix) -> None:
     own = [_publication(at_attempt, f"of node {rank}", rank) for rank in range(4)]
     results: list[Publication] = []
     threads = [
@@ -94,7 +94,7 @@ def test_of_concurrent_nodes_all_report_one_verdict(at_attempt: Prefix) -> None:
     ],
     ids=["on an older failure", "no verdict", "damaged", "of another version"],
 )
-def test_what_is_no_verdict_on_this_failure_is_replaced(
+def test_a_verdict_on_another_failure_is_replaced(
     write: Callable[[Publication], bytes], stays: bool, at_attempt: Prefix
 ) -> None:
     """One that can't be read stays: it may be on this failure."""

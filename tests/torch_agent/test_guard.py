@@ -37,7 +37,7 @@ ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_guarded(
+def test_an_internal_error_becomes_one_warning(
     error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception of our own code becomes one warning that names what it was doing;
@@ -65,7 +65,7 @@ def test_guarded(
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0, -3])
-def test_bounded_gives_up(seconds: float) -> None:
+def test_a_bounded_call_that_hangs_gives_none(seconds: float) -> None:
     """A call that hangs gives None at its deadline, at once if that is past,
     and does not keep the process.
     """
@@ -81,7 +81,7 @@ def test_bounded_gives_up(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("hurried_s", "found"), [(LONG_S, "done"), (0.1, None)])
-def test_a_signal_while_it_waits(
+def test_a_signal_handlers_exception_ends_a_long_wait(
     hurried_s: float,
     found: str | None,
     caplog: pytest.LogCaptureFixture,
@@ -114,7 +114,7 @@ def test_a_signal_while_it_waits(
     assert "while counting sheep (InterruptedError: terminated)" in caplog.text
 
 
-def test_a_call_that_is_given_up() -> None:
+def test_a_shutdown_request_ends_a_wait() -> None:
     """A wait ends soon after `shutdown_requested` is set, with the result if there is one."""
     over = threading.Event()
     never = threading.Event()
@@ -138,7 +138,9 @@ def handlers() -> Iterator[dict[signal.Signals, object]]:
 
 
 @pytest.mark.parametrize("handled_only", [True, False])
-def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool) -> None:
+def test_ignored_signals_do_not_interrupt(
+    handlers: dict[signal.Signals, object], handled_only: bool
+) -> None:
     """Signals are ignored; with `handled_only` one without a handler still ends the process."""
     with ignore_worker_signals(handled_only=handled_only):
         signal.raise_signal(signal.SIGINT)
@@ -149,7 +151,9 @@ def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool)
         signal.raise_signal(signal.SIGINT)
 
 
-def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
+def test_outside_of_the_main_thread_no_handler_changes(
+    handlers: dict[signal.Signals, object],
+) -> None:
     """Outside of the main thread no handler is changed."""
     inside = []
 
@@ -161,7 +165,7 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
     assert inside == [handlers]
 
 
-def test_a_child_that_dies_while_undisturbed() -> None:
+def test_a_child_that_dies_meanwhile_can_still_be_waited_for() -> None:
     """A data loader's handler does not break in, and the child can still be waited for."""
     handler = Mock(side_effect=InterruptedError("a child has died"))
     before = signal.signal(signal.SIGCHLD, handler)

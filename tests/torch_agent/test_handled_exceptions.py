@@ -69,18 +69,18 @@ def _failed(number: int, function: str) -> list[Any]:
     return [["ValueError", f"batch {number} has no labels", [function, "step"], 1]]
 
 
-def test_an_exception_whose_traceback_was_formatted(here: dict[str, Any]) -> None:
+def test_an_exception_is_known_if_its_traceback_was_formatted(here: dict[str, Any]) -> None:
     """Every version of Python knows a handled exception that was logged with its traceback."""
     assert here["logged"] == _failed(2, "logged")
 
 
-def test_an_exception_that_the_program_keeps(here: dict[str, Any]) -> None:
+def test_an_exception_that_the_program_keeps_is_known(here: dict[str, Any]) -> None:
     """Every version of Python knows a handled exception that a running function still refers to."""
     assert here["kept"] == _failed(3, "kept")
 
 
 @_TELLS_ALL
-def test_an_exception_that_was_dropped(newer: dict[str, Any]) -> None:
+def test_a_dropped_exception_is_known_from_python_3_12(newer: dict[str, Any]) -> None:
     """From Python 3.12 on, a handled exception that left no trace is known;
     other tools may have all ids.
     """
@@ -98,7 +98,9 @@ def test_the_same_exception_counts_once(here: dict[str, Any], newer: dict[str, A
 
 
 @_TELLS_ALL
-def test_the_usual_business_of_a_program(here: dict[str, Any], newer: dict[str, Any]) -> None:
+def test_routinely_handled_exceptions_are_not_listed(
+    here: dict[str, Any], newer: dict[str, Any]
+) -> None:
     """An exception that is handled all the time isn't listed, nor one of another thread,
     or of a forked process.
     """
@@ -118,7 +120,7 @@ def test_nothing_of_the_program_is_kept(here: dict[str, Any], newer: dict[str, A
 
 
 @_TELLS_ALL
-def test_a_program_that_handles_too_many(newer: dict[str, Any]) -> None:
+def test_a_program_that_handles_too_many_is_watched_less(newer: dict[str, Any]) -> None:
     """Above a number of exceptions Python is no longer asked for them,
     until the agent asks a minute later.
     """
@@ -126,14 +128,16 @@ def test_a_program_that_handles_too_many(newer: dict[str, Any]) -> None:
 
 
 @_TELLS_ALL
-def test_a_budget_for_each_minute(here: dict[str, Any], newer: dict[str, Any]) -> None:
+def test_a_program_that_handles_few_is_watched_for_hours(
+    here: dict[str, Any], newer: dict[str, Any]
+) -> None:
     """A program that handles few exceptions a minute is watched for as long as it runs,
     without an agent, too.
     """
     assert here["for_hours"] == newer["for_hours"] == _failed(6, "for_hours")
 
 
-def test_calls_of_traceback(here: dict[str, Any]) -> None:
+def test_formatting_exceptions_works_as_without_firstfault(here: dict[str, Any]) -> None:
     """All ways to format an exception do what they do without firstfault,
     and near the limit of recursion, too.
     """
@@ -141,7 +145,9 @@ def test_calls_of_traceback(here: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_an_answer_in_time(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handled_exceptions_are_listed_only_while_the_agent_waits(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker lists handled exceptions only while the agent still waits for its answer."""
     monkeypatch.setattr(time_limits, "WORKER_QUERY_TIMEOUT_SECONDS", 0.0 if is_slow else 60.0)
     monkeypatch.setattr(time_limits, "HANDLED_EXCEPTIONS_TIMEOUT_SECONDS", 60.0)
@@ -153,7 +159,7 @@ def test_an_answer_in_time(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.jobs
-def test_a_step_that_is_tried_again(tmp_path: Path) -> None:
+def test_a_retried_steps_exception_is_the_verdict(tmp_path: Path) -> None:
     """The verdict on a job whose rank handled its exception, and is out of step since,
     is that exception.
     """

@@ -21,7 +21,7 @@ import pytest
 from firstfault.cli import main
 from firstfault.errors import UsageError
 from firstfault.evidence.positions import describe_positions
-from firstfault.layout import LIVE, ROSTER, watched_name
+from firstfault.layout import LIVE, ROSTER, build_watch_mark_name
 from firstfault.model import (
     CollectiveProgress,
     ExpiredDeadline,
@@ -36,7 +36,7 @@ from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
 from firstfault_torch.hang.procfs import (
-    CALLS_OF_FILES,
+    DESCRIPTOR_CALLS,
     describe_wait,
     measure_usage,
     read_kernel_state,
@@ -55,7 +55,7 @@ from tests.waiting import wait_until
 SECONDS = 3.0
 
 
-def test_a_stall_is_told_kept_and_not_ended(
+def test_a_stall_is_printed_recorded_and_not_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All nodes tell the rank, its line, why it is not ended, and when it goes on;
@@ -71,7 +71,7 @@ def test_a_stall_is_told_kept_and_not_ended(
             seconds=DEADLINE_S,
         )
         assert not (tmp_path / "0" / LIVE).exists()
-        (tmp_path / "0" / ROSTER / watched_name(int(time.time() * 1000) + 600_000)).touch()
+        (tmp_path / "0" / ROSTER / build_watch_mark_name(int(time.time() * 1000) + 600_000)).touch()
         wait_until(lambda: _live(tmp_path) == [(41, 41, 0), (40, 40, 1)], seconds=DEADLINE_S)
         job.go(0)
         ended = job.end()
@@ -107,7 +107,7 @@ def _live(folder: Path) -> list[tuple[int, int, int]]:
     )
 
 
-def test_a_hang_is_ended(tmp_path: Path) -> None:
+def test_a_hang_ends_with_the_straggler_killed(tmp_path: Path) -> None:
     """The rank that the others wait for is killed by its agent, and the verdict names it,
     the time and the line.
 
@@ -134,7 +134,7 @@ def test_a_hang_is_ended(tmp_path: Path) -> None:
 ONE_NODE = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
 
 
-def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
+def test_a_hang_in_the_first_steps_is_reported_in_time(tmp_path: Path) -> None:
     """A rank that sleeps after a few steps is reported in time;
     Ctrl-C then says where each rank was.
     """
@@ -161,7 +161,7 @@ def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
     )
 
 
-def test_a_job_that_compiles(tmp_path: Path) -> None:
+def test_a_job_that_compiles_is_not_reported(tmp_path: Path) -> None:
     """A rank that computes in its first steps for twice the warning's time isn't reported."""
     options = Options(hang=Hang(warn_seconds=SECONDS))
     with Job(
@@ -239,7 +239,7 @@ def _told(
     )
 
 
-def test_the_rank_and_its_line() -> None:
+def test_a_stall_line_names_the_straggler_and_its_line() -> None:
     """The line tells who waits in what, for whom, and how far that one came;
     the next one where it is.
     """
@@ -277,7 +277,7 @@ def test_the_rank_and_its_line() -> None:
         ),
     ],
 )
-def test_ranks_in_different_collectives(odd: dict[int, str], text: str) -> None:
+def test_no_rank_is_blamed_for_different_collectives(odd: dict[int, str], text: str) -> None:
     """Without a majority all calls are listed, with their places, and no rank is blamed."""
     told = _told({rank: worker(rank, call=call) for rank, call in odd.items()})
     assert told.lines == (
@@ -296,7 +296,7 @@ RETURNED = """Thread 0x00007f13c9ffb740 (most recent call first):
 """
 
 
-def test_a_rank_whose_function_had_returned() -> None:
+def test_a_rank_whose_function_had_returned_has_no_line() -> None:
     """It's at no line, it isn't loading, and the record of the stall has the reason."""
     told = _told({5: worker(5, begun=40, stack=RETURNED)}, is_starting=True)
     assert told.lines[1] == "rank 5: its function had returned, for at least 58 s"
@@ -306,7 +306,7 @@ def test_a_rank_whose_function_had_returned() -> None:
     assert told.straggler == "rank 5 at loader.py:88 in read_shard"
 
 
-def test_when_a_stall_will_end_the_attempt() -> None:
+def test_an_early_report_says_when_the_attempt_ends() -> None:
     """A report that comes before the end has when that is,
     and why it's later in the first steps.
     """
@@ -340,7 +340,7 @@ def test_when_a_stall_will_end_the_attempt() -> None:
         ((0, 2, 3, 4, 6, 7), "rank 0 and 5 more ranks waited"),
     ],
 )
-def test_the_positions_of_an_interrupted_job(waiting: tuple[int, ...], text: str) -> None:
+def test_an_interrupted_jobs_positions_are_listed(waiting: tuple[int, ...], text: str) -> None:
     """A few waiting ranks are listed by their numbers, and of many the first,
     with the number of the rest.
     """
@@ -371,7 +371,7 @@ def test_no_rank_stands_out() -> None:
     )
 
 
-def test_ranks_that_work_by_themselves() -> None:
+def test_nothing_is_printed_while_a_rank_works_alone() -> None:
     """Nothing is told if no rank waits in a collective and one works; if none works,
     that is told.
     """
@@ -444,7 +444,7 @@ TENSOR_GROUP = dict.fromkeys(range(56, 63), WAITS)
         ),
     ],
 )
-def test_most_ranks_wait(
+def test_ranks_apart_from_the_majority_are_named(
     usual: str,
     odd: dict[int, str],
     named: tuple[int, ...],
@@ -491,7 +491,7 @@ COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it uses the CPU",), is_busy=True)
         (READS, {}, (3,), ""),
     ],
 )
-def test_what_is_ended(
+def test_the_straggler_is_ended_unless_it_works(
     stack: str,
     facts: dict[int, WorkerObservation],
     missing: tuple[int, ...],
@@ -552,7 +552,9 @@ def resume(watch: StallWatch, seconds: float) -> None:
     watch._poll()
 
 
-def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_of_frequent_stalls_is_printed_only_if_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """After three stalls there a fourth is only kept on record,
     and told once it takes four times as long.
     """
@@ -581,7 +583,7 @@ def _looked(*moments: tuple[float, int]) -> ProgressTracker:
     return still
 
 
-def test_when_a_job_stands_still() -> None:
+def test_a_stall_counts_from_the_last_progress_of_any_worker() -> None:
     """Time counts from the last progress of any worker,
     without the time in which the agent was frozen.
     """
@@ -600,7 +602,7 @@ def test_when_a_job_stands_still() -> None:
     assert still.seconds(80) == 20
 
 
-def test_what_the_kernel_tells() -> None:
+def test_a_stopped_process_is_reported() -> None:
     """A stopped process is told, and one that a worker has started;
     a process that runs on its own is not.
     """
@@ -623,11 +625,11 @@ def test_what_the_kernel_tells() -> None:
     assert measure_usage(worker.pid).io_bytes == 0, "it has ended"
 
 
-def test_the_call_in_which_a_process_waits() -> None:
+def test_a_report_names_the_system_call_and_its_file() -> None:
     """A report names the system call of the main thread and the file it's for,
     without a signal to the process.
     """
-    if os.uname().machine not in CALLS_OF_FILES:
+    if os.uname().machine not in DESCRIPTOR_CALLS:
         pytest.skip("the numbers of system calls aren't known on this machine")
     for command, call in (
         (["cat"], "waits in read of a pipe"),
@@ -641,7 +643,7 @@ def test_the_call_in_which_a_process_waits() -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_the_option() -> None:
+def test_the_hang_option_takes_texts_and_values() -> None:
     """Texts and values of the option, and a clear line for others."""
     assert parse_hang("warn:60,end:300") == Hang(60, 300)
     assert parse_hang("end:5,busy:9") == Hang(None, 5, 9)
@@ -651,7 +653,7 @@ def test_the_option() -> None:
             parse_hang(text)
 
 
-def test_blocks_of_the_watchdog() -> None:
+def test_a_process_reports_its_innermost_pause() -> None:
     """A process tells the innermost pause in which it is, and nothing outside of one."""
     assert watchdog.current_block() == ""
     with watchdog.pause():

@@ -170,7 +170,7 @@ def _names_the_fault(folder: Path) -> bool:
 @pytest.mark.parametrize(
     "habit", sorted(HABITS.keys() - {"much stderr", "full disk"}) if IS_ALL else SOME_HABITS
 )
-def test_a_habit(habit: str, folder: Path) -> None:
+def test_a_training_may_change_its_own_process(habit: str, folder: Path) -> None:
     """A training may change its own process: if it succeeds, nothing is logged; if it fails,
     it is reported.
     """
@@ -184,7 +184,7 @@ def test_a_habit(habit: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES if IS_ALL else SOME_MACHINES)
-def test_a_machine(machine: str, folder: Path) -> None:
+def test_a_restricted_machine_costs_one_line_each(machine: str, folder: Path) -> None:
     """What the machine refuses is done without, with one line;
     a failure is reported all the same.
     """
@@ -202,7 +202,7 @@ def test_a_machine(machine: str, folder: Path) -> None:
     assert _names_the_fault(folder)
 
 
-def test_a_full_disk(folder: Path) -> None:
+def test_a_report_is_uploaded_directly_if_the_disk_is_full(folder: Path) -> None:
     """A training that fills the disk for temporary files succeeds; if it fails,
     the report is uploaded directly.
     """
@@ -212,7 +212,7 @@ def test_a_full_disk(folder: Path) -> None:
     assert _names_the_fault(folder)
 
 
-def test_much_stderr(folder: Path) -> None:
+def test_much_stderr_arrives_in_whole_lines(folder: Path) -> None:
     """Many megabytes arrive in whole lines, in bounded memory,
     without much more time than torch alone takes.
     """

@@ -152,7 +152,9 @@ def _without_a_group() -> None:
         (_without_a_group, False),
     ],
 )
-def test_moment(call: Callable[[], None], early: bool, documents: Documents) -> None:
+def test_an_exceptions_time_is_that_of_its_first_clean_up(
+    call: Callable[[], None], early: bool, documents: Documents
+) -> None:
     """An exception's time is that of the first clean-up of a process group with it,
     or with its cause, in flight.
     """
@@ -187,7 +189,9 @@ STYLES: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_end_of_a_process_group(style: str, documents: Documents) -> None:
+def test_an_exception_is_recorded_before_its_group_is_destroyed(
+    style: str, documents: Documents
+) -> None:
     """The exception in flight is recorded before the group is destroyed,
     however torch's function was imported.
     """
@@ -208,7 +212,7 @@ def test_the_end_of_a_process_group(style: str, documents: Documents) -> None:
     assert not dist.is_initialized()
 
 
-def test_an_end_without_an_exception(documents: Documents) -> None:
+def test_a_group_is_destroyed_as_usual_without_an_exception(documents: Documents) -> None:
     """A process group is destroyed as usual if no exception is in flight."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
@@ -219,7 +223,7 @@ def test_an_end_without_an_exception(documents: Documents) -> None:
         dist.destroy_process_group(NO_GROUP, NO_GROUP)
 
 
-def test_it_is_watched_once(documents: Documents) -> None:
+def test_a_nested_task_function_hooks_nothing_again(documents: Documents) -> None:
     """A nested task function does not hook torch's function again; undone, that is as before,
     and can be hooked.
     """
@@ -248,7 +252,9 @@ class _LockedError(Exception):
         raise PermissionError(name)
 
 
-def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unrecordable_exception_is_not_replaced(
+    documents: Documents, caplog: pytest.LogCaptureFixture
+) -> None:
     """An exception that cannot be recorded is not replaced, and the process group is destroyed."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     error = _LockedError()
@@ -267,7 +273,9 @@ def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixt
     assert isinstance(get_moment(error), Moment)
 
 
-def test_a_record_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_leaves_although_its_recording_raised(
+    documents: Documents, caplog: pytest.LogCaptureFixture
+) -> None:
     """If our own recording raises, the user's exception leaves, with its moment."""
     documents.in_flight._record = Mock(side_effect=ZeroDivisionError("ours"))
     error, before = _left(_finally)
@@ -303,7 +311,7 @@ def _with_context(error: BaseException) -> BaseException:
     ],
     ids=["itself", "its effect", "an effect's context", "in its context", "another one", "nothing"],
 )
-def test_what_leaves_in_the_end(
+def test_only_a_handled_exception_is_withdrawn(
     becomes: Callable[[BaseException], BaseException | None], withdrawn: bool, documents: Documents
 ) -> None:
     """A recorded exception that was handled is withdrawn once; one that left,
@@ -335,7 +343,7 @@ def test_what_leaves_in_the_end(
     ids=repr,
 )
 @pytest.mark.parametrize("asked", [False, True], ids=["at a clean-up", "asked by the agent"])
-def test_what_is_a_failure(
+def test_a_clean_exit_is_not_recorded_as_a_failure(
     error: BaseException,
     recorded: bool,
     asked: bool,
@@ -370,7 +378,7 @@ def _unwinding(call: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("train", [_handling, _unwinding])
-def test_asked_by_the_agent(
+def test_the_agents_question_records_what_is_in_flight_once(
     train: Callable[[Callable[[], None]], None], documents: Documents
 ) -> None:
     """`ask` in another thread records once what the main thread is handling,
@@ -387,14 +395,14 @@ def test_asked_by_the_agent(
     assert seen == [([error], [])]
 
 
-def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
+def test_the_agents_question_withdraws_a_handled_exception(documents: Documents) -> None:
     """`ask` withdraws a handled exception, and records nothing if none is in flight."""
     error, _ = _left(_finally)
     run_in_thread(documents.in_flight.ask)
     assert documents.recorded == documents.withdrawn == [error]
 
 
-def test_asked_while_another_exception_is_recorded(
+def test_the_agents_question_withdraws_only_earlier_exceptions(
     documents: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ask` withdraws what was recorded before it looked,
@@ -411,7 +419,7 @@ def test_asked_while_another_exception_is_recorded(
     assert (documents.recorded, documents.withdrawn) == ([handled, newer], [handled])
 
 
-def test_other_threads_and_processes(documents: Documents) -> None:
+def test_exceptions_of_other_threads_and_children_do_not_count(documents: Documents) -> None:
     """What leaves another thread, or a forked child such as a data loader,
     does not leave the task function.
     """
@@ -430,7 +438,7 @@ def test_other_threads_and_processes(documents: Documents) -> None:
     assert recorded.value == 0
 
 
-def test_a_handler_that_ends_a_process_group(documents: Documents) -> None:
+def test_a_signal_handler_may_end_a_group_during_a_recording(documents: Documents) -> None:
     """A signal handler may end a process group while an exception is recorded;
     both exceptions are recorded.
     """
@@ -457,7 +465,9 @@ def test_a_handler_that_ends_a_process_group(documents: Documents) -> None:
     assert documents.recorded == [error, inner]
 
 
-def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_failed_withdrawal_leaves_the_rest(
+    documents: Documents, caplog: pytest.LogCaptureFixture
+) -> None:
     """If one document cannot be withdrawn, the others are;
     that of the exception that left stays.
     """
@@ -563,7 +573,9 @@ def _makes_its_exception() -> None:
         (_makes_its_exception, "_makes_its_exception"),
     ],
 )
-def test_an_exception_on_its_way_out(call: Callable[[], None], function: str) -> None:
+def test_the_raise_point_is_known_while_a_frame_unwinds(
+    call: Callable[[], None], function: str
+) -> None:
     """While a frame drops its iterator, the place is known at which the exception was raised,
     and whose it is.
     """
@@ -596,7 +608,7 @@ def _kept_an_error() -> None:
 
 
 @pytest.mark.parametrize("call", [_ends, _closes, _kept_an_error])
-def test_no_exception(call: Callable[[], None]) -> None:
+def test_a_finalizer_at_a_normal_end_is_no_unwinding(call: Callable[[], None]) -> None:
     """A finaliser at a normal end, and an error that was handled before,
     are not on their way out.
     """

@@ -48,7 +48,9 @@ NOT_LAST = {
     [*((parts, True) for parts in LAST.values()), *((parts, False) for parts in NOT_LAST.values())],
     ids=[*LAST, *NOT_LAST],
 )
-def test_what_follows_a_call(tmp_path: Path, parts: tuple[str, str], is_last: bool) -> None:
+def test_only_a_call_before_returns_is_the_last_one(
+    tmp_path: Path, parts: tuple[str, str], is_last: bool
+) -> None:
     """Only a call behind which each frame returns at once is the last one."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(*parts))

@@ -212,7 +212,7 @@ def test_a_broken_connection_is_replaced() -> None:
         node.watch.end()
 
 
-def test_a_report_of_an_earlier_version() -> None:
+def test_a_leader_of_an_earlier_version_does_not_decide() -> None:
     """Its leader doesn't decide for all nodes whether they print."""
     fields = asdict(StallReport(("no progress",), workers_to_kill=((0, 1),)))
     assert parse_report(json.dumps(fields).encode()) == StallReport(**fields)
@@ -220,7 +220,7 @@ def test_a_report_of_an_earlier_version() -> None:
     assert parse_report(json.dumps(fields).encode()).is_shown is None
 
 
-def test_a_watch_survives_errors(
+def test_a_watch_survives_failed_polls(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Polls that fail end neither the watch nor are they all logged:

@@ -82,7 +82,7 @@ def _fail_on_rank_1() -> None:
     time.sleep(LONG_S)
 
 
-def test_virtual_local_ranks(tmp_path: Path) -> None:
+def test_workers_with_virtual_local_ranks_have_their_own_documents(tmp_path: Path) -> None:
     """With LOCAL_RANK 0 in each worker, as torch's option sets it,
     each has its own documents and its own rank.
     """
@@ -120,7 +120,7 @@ def _raise_in_a_loop(folder: Path) -> None:
         raise ValueError(f"bad batch {batch}")
 
 
-def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
+def test_an_exception_still_in_flight_is_named_too(tmp_path: Path) -> None:
     """The rank whose exception is still on its way out when the first one's is
     recorded is named as well.
     """
@@ -129,7 +129,7 @@ def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
     assert conclusion.verdict.victims.count == 0
 
 
-def test_redirected_and_teed_output(tmp_path: Path) -> None:
+def test_redirected_output_is_kept_and_goes_where_torch_sends_it(tmp_path: Path) -> None:
     """Output goes where torch sends it, and each failure keeps the end of
     its stderr all the same.
     """
@@ -178,7 +178,7 @@ def _fail_once() -> str:
     return "well"
 
 
-def test_a_folder_for_each_restart(tmp_path: Path) -> None:
+def test_each_restart_has_its_own_log_folder(tmp_path: Path) -> None:
     """Each restart has its own folder of log files."""
     logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ERR)
     always = Options(restarts_follow_policy=False)
@@ -203,7 +203,7 @@ def _hang_on_rank_1() -> None:
         time.sleep(LONG_S)
 
 
-def test_a_deadline_in_each_round(tmp_path: Path) -> None:
+def test_a_missed_deadline_kills_the_worker_in_each_round(tmp_path: Path) -> None:
     """The worker that misses a deadline is killed and named, the agent lives;
     a restarted one has new deadlines.
     """
@@ -233,7 +233,9 @@ def _leave_a_word() -> None:
     os.write(2, b"its last words\n")
 
 
-def test_a_slow_reader_of_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stderr_is_complete_when_launch_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a worker has written is passed on before `launch` returns,
     also if the agent cannot write for long.
     """
@@ -278,7 +280,7 @@ def _leave_processes(folder: Path) -> None:
     os._exit(3)
 
 
-def test_what_a_worker_leaves(tmp_path: Path) -> None:
+def test_an_agent_ends_the_children_of_a_worker(tmp_path: Path) -> None:
     """A worker that ends at once cannot end its children: its agent does,
     but not a process in a session of its own.
     """
@@ -339,7 +341,7 @@ MOST = 2 * 1024
 
 
 @pytest.mark.jobs
-def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
+def test_a_failure_has_the_last_lines_of_its_worker(tmp_path: Path) -> None:
     """The failure has the last lines before the traceback, redacted and bounded,
     and the report quotes them once.
     """

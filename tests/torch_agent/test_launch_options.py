@@ -39,7 +39,7 @@ WORKERS = 12
         ),
     ],
 )
-def test_streams(value: Any, expected: Any) -> None:
+def test_streams_are_taken_in_torchs_forms(value: Any, expected: Any) -> None:
     """A text means what torch makes of it; numbers, torch's Std,
     dictionaries and ranks above 9 are taken, too.
     """
@@ -50,7 +50,7 @@ def test_streams(value: Any, expected: Any) -> None:
     ("value", "expected"),
     [("0,1", {0, 1}), (" 3 , 11", {3, 11}), ([0, 2], {0, 2}), ({5}, {5}), (None, None), ("", None)],
 )
-def test_ranks(value: Any, expected: set[int] | None) -> None:
+def test_local_ranks_are_taken_as_text_or_collection(value: Any, expected: set[int] | None) -> None:
     """Local ranks are a text as torchrun takes it, or a collection."""
     assert parse_ranks(value, "local_ranks_filter", WORKERS) == expected
 
@@ -82,14 +82,14 @@ def _bad() -> Iterator[tuple[Callable[[], object], str]]:
     yield partial(parse_ranks, [99, 1], "filter", WORKERS), "filter names local rank 99"
 
 
-def test_what_is_refused() -> None:
+def test_other_values_are_refused_with_the_accepted_forms() -> None:
     """Anything else is refused with the forms that are taken."""
     for call, message in _bad():
         with pytest.raises(UsageError, match=re.escape(message)):
             call()
 
 
-def test_signals() -> None:
+def test_signals_are_named_as_torch_names_them() -> None:
     """Signals are named as torch names them."""
     assert parse_signals(DEFAULT_SIGNALS) == (
         signal.SIGTERM,
@@ -100,7 +100,7 @@ def test_signals() -> None:
     assert parse_signals(" SIGUSR1 ,SIGTERM,SIGUSR1") == (signal.SIGUSR1, signal.SIGTERM)
 
 
-def test_numa() -> None:
+def test_a_numa_mode_becomes_torchs_options() -> None:
     """A mode's name becomes torch's options; torch's own pass."""
     assert numa_options(None) is None
     assert numa_options("core-complex") == NumaOptions(AffinityMode.CORE_COMPLEX)
@@ -119,7 +119,7 @@ def test_numa() -> None:
         ("[", "["),
     ],
 )
-def test_the_prefix_of_log_lines(template: str, expected: str) -> None:
+def test_a_log_prefix_gets_node_and_group_rank(template: str, expected: str) -> None:
     """Node and group rank are filled in; the rest, also an escaped dollar sign,
     is left to torch.
     """

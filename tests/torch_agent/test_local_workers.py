@@ -36,7 +36,7 @@ from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.stop_processes import ProcessStop
 from firstfault_torch.agent.timers import TimerServer
-from firstfault_torch.compat.torch_agent import unfinished
+from firstfault_torch.compat.torch_agent import find_ranks_without_result
 from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.watchdog.timers import Timer
@@ -294,7 +294,8 @@ def test_a_program_that_exits_while_a_peer_fails(
             _leaving(ready)
 
         began = time.monotonic_ns()
-        processes = start(exits, _plain)
+        # the second one is waited for, because it failed, and ends by itself
+        processes = start(exits, _leaving)
         pcontext = SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={})
         local.started(pcontext, (0, 1))
         local.find_finished()  # all that was sent before has been read
@@ -346,8 +347,8 @@ def test_unfinished() -> None:
         _ret_vals = {rank: _fork.SimpleQueue() for rank in range(3)}  # noqa: RUF012 - as above
 
     Context._ret_vals[1].put("waiting")
-    assert unfinished(Context()) == {2}
-    assert unfinished(object()) == frozenset()
+    assert find_ranks_without_result(Context()) == {2}
+    assert find_ranks_without_result(object()) == frozenset()
 
 
 # --- their deaths ---------------------------------------------------------------------------------

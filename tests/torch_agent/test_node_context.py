@@ -42,18 +42,20 @@ def test_a_recording_goes_through_the_environment() -> None:
     node_context = replace(
         RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"})
     )
-    environment = node_context.environment()
+    environment = node_context.to_environment()
     assert (NodeContext.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
     assert NodeContext.from_environment({}) is None
     # or a number of numpy
     of_a_library = replace(RECORDING, upload_deadline_seconds=Fraction(5, 2))
-    assert NodeContext.from_environment(of_a_library.environment()) == RECORDING
+    assert NodeContext.from_environment(of_a_library.to_environment()) == RECORDING
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[" * 100_000, "7", "{}", '{"identity": {"unknown": 1}}', '{"identity": 1}']
 )
-def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_versions_recording_is_one_warning(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A worker that cannot read its agent's recording records nothing,
     and one warning tells what to do.
     """
@@ -62,7 +64,7 @@ def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixt
     assert "Install the agent's version of firstfault" in caplog.text
 
 
-def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nodes_place_has_its_names_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's place has attempt, node, host, address, pid,
     and the machine if the pod's template names it.
     """
@@ -78,7 +80,7 @@ def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (place.ip, place.pid, place.rank, place.machine) == ("10.0.0.7", os.getpid(), None, "")
 
 
-def test_worker_place() -> None:
+def test_a_workers_place_has_torchs_ranks() -> None:
     """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
     environment = {
         "RANK": "3",
@@ -103,7 +105,7 @@ def test_worker_place() -> None:
     assert place.group_world_size == 2
 
 
-def test_boot_and_versions() -> None:
+def test_processes_of_a_boot_share_an_id() -> None:
     """All processes of a boot share an id; the versions of loaded packages are listed,
     and Python's always.
     """
@@ -115,7 +117,7 @@ def test_boot_and_versions() -> None:
     assert found["python"].count(".") == 2
 
 
-def test_an_address_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_name_service_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without a name service has no address, and that is not an error."""
     refused = socket.gaierror(-2, "name or service not known")
     monkeypatch.setattr(socket, "gethostbyname", Mock(side_effect=refused))
@@ -182,7 +184,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("/srv/git/repo.git", ""),
     ],
 )
-def test_the_address_of_the_source(repository: Path, remote: str, address: str) -> None:
+def test_a_sources_address_has_commit_but_no_credentials(
+    repository: Path, remote: str, address: str
+) -> None:
     """The checked-out commit at the remote's web address, without user and token;
     a remote on a disk has none.
     """
@@ -193,7 +197,7 @@ def test_the_address_of_the_source(repository: Path, remote: str, address: str) 
     assert (setup.task, setup.image) == ("train.fit", "trainer:1")
 
 
-def test_where_git_keeps_a_commit(
+def test_all_forms_of_git_heads_name_the_commit(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A detached head, packed references and another worktree name the same commit."""
@@ -224,7 +228,7 @@ def test_a_deleted_working_folder_has_no_address(
     """A process whose working folder was deleted still tells its GPUs, without a warning."""
     (tmp_path / "bus").mkdir()
     (tmp_path / "bus" / "information").write_text("Model: NVIDIA H100 80GB HBM3\n")
-    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS_FOLDER", tmp_path)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -247,25 +251,27 @@ def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_the_gpus_that_the_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drivers_files_name_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's files name the model of each GPU of the container."""
     for bus in ("0000:19:00.0", "0000:3b:00.0"):
         (tmp_path / bus).mkdir()
         text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 317\nGPU UUID: \t GPU-8f3a\n"
         (tmp_path / bus / "information").write_text(text)
-    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS_FOLDER", tmp_path)
     setup = node_setup.read_node_setup(_IDENTITY)
     assert (setup.gpu_model, setup.gpus) == ("NVIDIA H100 80GB HBM3", 2)
 
 
-def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hanging_disk_delays_no_roster_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Files are read with a limit, so that a roster entry is not late;
     what is known without them stays.
     """
     pipe = tmp_path / "0000:19:00.0" / "information"
     pipe.parent.mkdir()
     os.mkfifo(pipe)  # opening it waits for a writer
-    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS_FOLDER", tmp_path)
     monkeypatch.setattr(node_setup, "NODE_SETUP_TIMEOUT_SECONDS", 0.1)
     began = time.monotonic()
     setup = node_setup.read_node_setup(_IDENTITY)

@@ -66,7 +66,7 @@ print([name for name in set(sys.modules) - before if name.startswith("firstfault
 
 
 @pytest.mark.slow
-def test_what_reads_is_loaded_before_a_failure() -> None:
+def test_reading_modules_are_loaded_before_a_failure() -> None:
     """An agent that reads documents after a failure imports no module of ours:
     the disk may be gone.
     """
@@ -86,13 +86,15 @@ def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> Non
     assert (len(conclusion.job.failures), conclusion.verdict.document_count) == (1, 1)
 
 
-def test_no_failure_at_all(prefix: Prefix) -> None:
+def test_without_a_failure_there_is_no_verdict(prefix: Prefix) -> None:
     """Without any failure there is no verdict."""
     with pytest.raises(LookupError, match="no failure is recorded"):
         _settled(prefix.node_context())
 
 
-def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_list_permission_is_named(
+    s3_no_list: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pod that may not list the storage judges its own failures and names
     the missing permission.
     """
@@ -149,7 +151,7 @@ def _odd(job: Any) -> Verdict:
     ],
     ids=["raises", "returns nothing", "cannot be stored", "a policy raises", "unknown"],
 )
-def test_a_strategy_or_policy_that_fails(  # noqa: PLR0917
+def test_a_failing_strategy_or_policy_is_replaced(  # noqa: PLR0917
     function: Any,
     policy: Any,
     reason: str,
@@ -172,7 +174,7 @@ def test_a_strategy_or_policy_that_fails(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
-def test_a_strategy_of_ones_own(strategy: str, prefix: Prefix) -> None:
+def test_the_tasks_strategy_decides(strategy: str, prefix: Prefix) -> None:
     """The strategy that the task names decides."""
     failures = [_failure(0, at_ms=0, kind=Kind.RECOVERABLE), _failure(1, at_ms=9, message="last")]
     verdict = _settled(replace(prefix.node_context(), strategy=strategy), *failures).verdict
@@ -180,7 +182,7 @@ def test_a_strategy_of_ones_own(strategy: str, prefix: Prefix) -> None:
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_a_policy_that_blocks(
+def test_a_blocking_policy_does_not_hold_the_pod(
     leaving: bool,
     prefix: Prefix,
     monkeypatch: pytest.MonkeyPatch,
@@ -248,7 +250,9 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
     ],
     ids=["exception", "death"],
 )
-def test_torch_error_data(fields: dict[str, Any], message: str, prefix: Prefix) -> None:
+def test_an_outer_launcher_gets_the_root_cause_in_torchs_format(
+    fields: dict[str, Any], message: str, prefix: Prefix
+) -> None:
     """An outer launcher gets the root cause in torch's format;
     a death by its code and the verdict's headline.
     """
@@ -278,7 +282,7 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 
 @pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])
-def test_it_leaves_a_verdict(
+def test_a_node_without_time_replaces_only_an_outdated_verdict(
     age_s: int | None,
     stays: bool,
     prefix: Prefix,
@@ -303,7 +307,7 @@ def test_it_leaves_a_verdict(
 @pytest.mark.slow
 @pytest.mark.forks
 @pytest.mark.parametrize("published", [True, False])
-def test_the_store_ends_while_the_leader_concludes(
+def test_a_leader_without_store_adopts_a_published_verdict(
     published: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader adopts a verdict that another node has published;

@@ -93,7 +93,7 @@ def test_a_webhook_gets_the_report_as_an_event(webhook: Receiver) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no channel"), SystemExit(3)])
-def test_a_notifier_that_fails(
+def test_a_failing_notifier_is_a_warning(
     installed: Callable[..., None], caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     """It is a warning, and the others are called."""
@@ -119,7 +119,7 @@ def test_a_notifier_that_fails(
         ],
     ],
 )
-def test_a_webhook_that_refuses(
+def test_a_refusing_webhook_is_one_warning_without_its_url(
     webhook: Receiver,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -138,7 +138,7 @@ def test_a_webhook_that_refuses(
     assert PATH not in record.getMessage()
 
 
-def test_a_server_that_hangs_up(
+def test_a_server_that_hangs_up_does_not_make_the_url_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not said that the URL is wrong."""
@@ -160,7 +160,7 @@ def test_a_server_that_hangs_up(
     assert PATH not in record.getMessage()
 
 
-def test_a_slow_lookup_of_installed_notifiers(
+def test_a_slow_lookup_of_notifiers_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A disk that does not answer delays the end of the pod by a limit,
@@ -209,7 +209,7 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
     assert json.loads(request.body)["data"]["root"]["message"] == "no labels"
 
 
-def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) -> None:
+def test_a_node_that_adopted_a_verdict_does_not_notify(prefix: Prefix, webhook: Receiver) -> None:
     """Each verdict is told by the node that reached it."""
     own = make_error(0, node="worker-0", message="no labels")
     conclusion = conclude_node(prefix.node_context(), [own])
@@ -367,7 +367,7 @@ def test_the_standard_variables_hold(collector: Receiver, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_LOGS_EXPORTER", "none"), (BASE, "")]
 )
-def test_it_is_switched_off(
+def test_without_an_endpoint_no_record_is_sent(
     collector: Receiver,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -397,7 +397,7 @@ def test_it_is_switched_off(
         ),
     ],
 )
-def test_a_record_that_is_not_sent(  # noqa: PLR0917
+def test_an_unusable_endpoint_is_a_warning_with_advice(  # noqa: PLR0917
     protocol: str,
     status: int,
     warning: str,
@@ -414,7 +414,7 @@ def test_a_record_that_is_not_sent(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("receiver", ["otel", "webhook"])
-def test_a_receiver_that_does_not_answer(
+def test_an_unresponsive_receiver_delays_the_pod_by_a_limit(
     receiver: str,
     collector: Receiver,
     monkeypatch: pytest.MonkeyPatch,
@@ -442,7 +442,7 @@ def test_a_receiver_that_does_not_answer(
     assert all(thread.daemon for thread in ours)
 
 
-def test_a_healthy_training_imports_none_of_it(collector: Receiver) -> None:
+def test_a_healthy_training_imports_no_opentelemetry(collector: Receiver) -> None:
     """The agent's modules load without OpenTelemetry, and start no thread,
     also if an endpoint is configured.
     """

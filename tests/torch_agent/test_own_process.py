@@ -60,7 +60,7 @@ def _without_folder(item: str) -> str:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"] if IS_ALL else ["spawn"])
-def test_all_that_differs_from_a_worker_of_torchs_agent(method: str, tmp_path: Path) -> None:
+def test_a_worker_differs_from_torchs_only_as_documented(method: str, tmp_path: Path) -> None:
     """A worker has a signal, a hook, a thread, files and the variables more,
     and a few functions replaced.
     """

@@ -54,10 +54,10 @@ def _verdict(kind: str, text: str, system: SystemState) -> Verdict:
 
 
 def _state(error: BaseException) -> SystemState:
-    return process_state.system_state(error, capture(error))
+    return process_state.measure_system_state(error, capture(error))
 
 
-def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_errors_file_system_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path's file system comes first, also if the file does not exist,
     and of a cause in a wrapper.
     """
@@ -76,9 +76,13 @@ def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _state(raised).file_systems[0].path == found.path
 
 
-def test_a_failed_write_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_without_a_path_records_the_usual_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The working folder and /dev/shm are recorded, with the number of open files."""
-    monkeypatch.setattr(process_state, "_open_for_writing", lambda: iter(()))  # pytest's, too
+    monkeypatch.setattr(
+        process_state, "_iter_files_open_for_writing", lambda: iter(())
+    )  # pytest's, too
     found = _state(
         RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
     )
@@ -137,7 +141,7 @@ class _Checkpoint:
 @pytest.mark.parametrize(
     ("error", "why"), [(0, ""), (errno.EDQUOT, " (quota)"), (errno.ENOSPC, "")]
 )
-def test_where_it_was_writing(
+def test_a_failed_writes_file_is_found_in_variables_or_open_files(
     how: Callable[[_Checkpoint], None],
     error: int,
     why: str,
@@ -165,7 +169,7 @@ def test_where_it_was_writing(
     assert list(tmp_path.glob(".firstfault*")) == []
 
 
-def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
+def test_a_failed_write_on_a_healthy_disk_stays_unexplained(tmp_path: Path) -> None:
     """On a healthy disk a failed write stays one of the storage;
     the report claims neither a fault nor its end.
     """
@@ -183,7 +187,7 @@ def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
     assert "may have been full" in report.answers.retry_reason
 
 
-def test_other_failures() -> None:
+def test_unrelated_exceptions_measure_nothing() -> None:
     """An exception that no limit explains asks for nothing;
     an OSError may carry anything as its path.
     """
@@ -192,20 +196,20 @@ def test_other_failures() -> None:
         assert isinstance(_state(OSError(5, "error", name)), SystemState)
 
 
-def test_limits_of_a_process() -> None:
+def test_a_process_records_its_limits() -> None:
     """A process records that its memory and its threads are limited;
     a limit above the machine's memory is none.
     """
     program = (
         "import json, os, resource\nfrom firstfault_torch.failures.capture import capture\nfrom"
-        " firstfault_torch.worker.process_state import system_state\nmemory ="
+        " firstfault_torch.worker.process_state import measure_system_state\nmemory ="
         " os.sysconf('SC_PHYS_PAGES') *"
         " os.sysconf('SC_PAGE_SIZE')\nresource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory"
         " // 2))\nresource.setrlimit(resource.RLIMIT_DATA, (memory * 2, memory * 2))\nthreads ="
         " min(limit for limit in (4711, resource.getrlimit(resource.RLIMIT_NPROC)[1]) if limit >="
         " 0)\nresource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))\nfor error in"
         ' (MemoryError(), RuntimeError("can\'t start new thread")):\n   '
-        " print(json.dumps(system_state(error, capture(error)).limits))\n"
+        " print(json.dumps(measure_system_state(error, capture(error)).limits))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -293,7 +297,7 @@ def test_the_report_shows_what_was_recorded() -> None:
 def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptHookArgs]]:
     """Watch the threads of this process; return the calls of the previous hook."""
     told: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(process_state, "_failures", [])
+    monkeypatch.setattr(process_state, "_recorded_thread_failures", [])
     monkeypatch.setattr(threading, "excepthook", told.append)
     undo = process_state.watch_threads()
     yield told
@@ -311,12 +315,12 @@ def _dies(error: BaseException, name: str = "loader") -> None:
     thread.join()
 
 
-def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
+def test_a_dead_thread_is_recorded_and_reported(reported: list[threading.ExceptHookArgs]) -> None:
     """An exception that ends a thread is recorded with thread and time, and reported as before."""
     error = ValueError("bad shard")
     before = Moment.now()
     _dies(error)
-    (failure,) = process_state.thread_failures()
+    (failure,) = process_state.get_thread_failures()
     assert failure.thread == "loader"
     assert before.wall_ns <= failure.timestamp_ns <= Moment.now().wall_ns
     assert (failure.exception.type, failure.exception.message) == ("ValueError", "bad shard")
@@ -331,7 +335,7 @@ class _HostileError(Exception):
         raise ZeroDivisionError("a text that breaks")
 
 
-def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
+def test_the_first_ten_dead_threads_are_recorded(reported: list[threading.ExceptHookArgs]) -> None:
     """All are reported; of those that did not call sys.exit() the first ten are recorded,
     a hostile one by its type.
     """
@@ -339,7 +343,7 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
     _dies(_HostileError())
     for index in range(12):
         _dies(ValueError(), f"loader-{index}")
-    first, *others = process_state.thread_failures()
+    first, *others = process_state.get_thread_failures()
     assert first.exception.type.endswith("_HostileError")
     assert [failure.thread for failure in others] == [f"loader-{index}" for index in range(9)]
     assert [type(args.exc_value) for args in reported] == [
@@ -349,7 +353,7 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
     ]
 
 
-def test_a_hook_of_somebody_elses(
+def test_another_hook_stays_when_ours_is_undone(
     reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook that was set after ours stays when ours is undone."""
@@ -371,13 +375,13 @@ def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     torch notes the end of a collective a moment after the call's return, on a busy machine not at
     all, and keeps what it has of earlier groups.
     """
-    earlier = process_state.collective_progress()
+    earlier = process_state.read_collective_progress()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def look() -> CollectiveProgress:
         deadline = time.monotonic() + 5
         while True:
-            found = list(process_state.collective_progress())
+            found = list(process_state.read_collective_progress())
             for item in earlier:
                 found.remove(item)
             (own,) = found
@@ -389,7 +393,9 @@ def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     dist.destroy_process_group()
 
 
-def test_collectives_count(progress: Callable[[], CollectiveProgress]) -> None:
+def test_each_collective_counts_and_the_last_is_named(
+    progress: Callable[[], CollectiveProgress],
+) -> None:
     """Each collective of a real process group counts, and the last one is named."""
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
@@ -467,7 +473,7 @@ TRACE = {
     ],
     ids=["two groups", "empty", "no text", "no json", "nulls", "odd states", "odd entries"],
 )
-def test_a_flight_recorder_dump(
+def test_the_readable_parts_of_a_dump_are_used(
     text: str, expected: tuple[CollectiveProgress, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The readable parts of the flight recorder's dump are used;
@@ -476,7 +482,7 @@ def test_a_flight_recorder_dump(
     monkeypatch.setattr(
         "torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False
     )
-    assert process_state.collective_progress() == expected
+    assert process_state.read_collective_progress() == expected
 
 
 def _trace(backend: str, enqueued: int) -> dict[str, Any]:
@@ -539,7 +545,7 @@ def test_both_recorders_are_read(
         "torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False
     )
     assert [
-        (progress.group, progress.enqueued) for progress in process_state.collective_progress()
+        (progress.group, progress.enqueued) for progress in process_state.read_collective_progress()
     ] == expected
 
 
@@ -574,7 +580,7 @@ def _hooked(calls: list[bool], completed: int = -1) -> str:
     ],
     ids=["one, end unknown", "ends unknown", "the first one hangs", "the last one hangs"],
 )
-def test_a_recorder_that_counts_from_0(
+def test_collectives_are_numbered_by_their_entries(
     text: str, expected: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of collectives are those of the entries;
@@ -584,11 +590,12 @@ def test_a_recorder_that_counts_from_0(
         "torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False
     )
     assert [
-        (progress.enqueued, progress.completed) for progress in process_state.collective_progress()
+        (progress.enqueued, progress.completed)
+        for progress in process_state.read_collective_progress()
     ] == expected
 
 
-def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorder_of_each_backend_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorders of the backends that the process's groups have are read;
     those of NCCL also without a group.
     """
@@ -615,7 +622,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", dump, raising=False)
     assert [
         (item.group, item.enqueued, item.last_operation)
-        for item in process_state.collective_progress()
+        for item in process_state.read_collective_progress()
     ] == [("default_pg", 7, "own:all_reduce")]
     assert asked == ["nccl", "nccl-lazy", "nccl2", "own", "gloo"]
     assert backends_that_abort() == [abort, abort]
@@ -625,7 +632,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     not hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks"),
     reason="torch 2.15 does it: `make newest`",
 )
-def test_the_recorder_of_a_backend_of_its_own() -> None:
+def test_a_custom_backends_recorder_is_found() -> None:
     """Torch hooks a recorder into a group of any backend, which is found;
     it does not see the collectives end.
     """
@@ -654,7 +661,7 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
             dist.all_reduce(torch.ones(3))
         (progress,) = (
             item
-            for item in process_state.collective_progress()
+            for item in process_state.read_collective_progress()
             if item.last_operation == "own:all_reduce"
         )
         assert len(backends_that_abort()) == 1
@@ -664,7 +671,7 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
     assert [entry.sequence for entry in progress.last] == [1, 2]
 
 
-def test_there_and_back(
+def test_a_state_survives_json_within_limits(
     reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]
 ) -> None:
     """A state survives JSON; texts and stacks are cut to a message's limits."""
@@ -674,12 +681,16 @@ def test_there_and_back(
     _dies(ValueError("bad shard"))
     _dies(ValueError("x" * 10_000))
     message: dict[str, Any] = json.loads(
-        json.dumps(to_message(process_state.collective_progress(), process_state.thread_failures()))
+        json.dumps(
+            to_message(
+                process_state.read_collective_progress(), process_state.get_thread_failures()
+            )
+        )
     )
     collectives, (first, second), _ = from_message(message)
     assert own in collectives
-    assert collectives == process_state.collective_progress()
-    short, long = process_state.thread_failures()
+    assert collectives == process_state.read_collective_progress()
+    short, long = process_state.get_thread_failures()
     assert _facts(first) == _facts(short)
     assert (second.thread, second.exception.message) == (long.thread, "x" * 2000)
 
@@ -709,26 +720,30 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
         (Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")), ""),
     ],
 )
-def test_the_gpus_uuid(
+def test_a_gpus_uuid_has_nvidia_smis_format(
     properties: Callable[[], Any], uuid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The format is nvidia-smi's; without one from torch, or if the driver raises,
     the field is empty.
     """
-    assert process_state.gpu_uuid() == "", "CUDA is not initialised for the question"
+    assert process_state.read_gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()
     current.device = 1
     _has_gpu(monkeypatch, lambda device: asked.append(device) or properties())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
-    assert process_state.gpu_uuid() == uuid
+    assert process_state.read_gpu_uuid() == uuid
     assert asked == [1]
 
 
 @pytest.mark.parametrize(
     ("limit", "asked", "ask"),
     [
-        ("GPU_UUID_TIMEOUT_SECONDS", "torch.cuda.get_device_properties", process_state.gpu_uuid),
+        (
+            "GPU_UUID_TIMEOUT_SECONDS",
+            "torch.cuda.get_device_properties",
+            process_state.read_gpu_uuid,
+        ),
         (
             "FILE_SYSTEMS_TIMEOUT_SECONDS",
             "os.statvfs",
@@ -737,11 +752,11 @@ def test_the_gpus_uuid(
         (
             "FLIGHT_RECORDER_TIMEOUT_SECONDS",
             "torch._C._distributed_c10d._dump_fr_trace_json",
-            process_state.collective_progress,
+            process_state.read_collective_progress,
         ),
     ],
 )
-def test_what_does_not_answer(
+def test_a_stuck_driver_or_file_system_is_given_up(
     limit: str,
     asked: str,
     ask: Callable[[], object],
@@ -758,13 +773,13 @@ def test_what_does_not_answer(
     hangs.set()
 
 
-def test_descriptors_that_are_held_back() -> None:
+def test_held_back_descriptors_are_closed_for_a_document() -> None:
     """They are closed when a document needs them,
     but not a file of the program's under one of their numbers.
     """
     process_state.release_files()
     process_state.hold_files_back()
-    held = list(process_state._held)
+    held = list(process_state._held_descriptors)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, held[0])
     process_state.release_files()

@@ -139,7 +139,7 @@ FAILED = _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7)))
         ),
     ],
 )
-def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
+def test_findings_of_ras_become_one_line(ras: Ras, answer: bytes, line: str) -> None:
     """Its findings are one line, each process once; JSON of the versions that have it,
     else their text.
     """
@@ -173,7 +173,7 @@ def _drips(request: Any) -> None:
         _is_silent,
     ],
 )
-def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
+def test_an_unusable_answer_of_ras_is_ignored(ras: Ras, answer: Any) -> None:
     """Nothing is told, and the agent waits no longer than its limit;
     a process that is silent is asked again.
     """
@@ -186,7 +186,7 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
     assert len(ras.asked) > 1 or answer is not _is_silent
 
 
-def test_another_jobs_ras(ras: Ras) -> None:
+def test_an_answer_of_another_jobs_ras_is_ignored(ras: Ras) -> None:
     """An answer from a process that isn't this node's worker is left out,
     whatever pids it names.
     """
@@ -198,7 +198,7 @@ def test_another_jobs_ras(ras: Ras) -> None:
     assert "STATUS" not in ras.asked
 
 
-def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_job_on_nccl_asks_ras(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
     """What RAS says changes no rank; if none is called, or nothing is told,
     no connection is made.
     """
@@ -215,7 +215,7 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     )
 
 
-def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_is_one_event_and_its_end_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user does not want it, a stall is one event when it is told first,
     and one when it is over.
     """
@@ -250,7 +250,7 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert began["id"] != over["id"]
 
 
-def test_a_notifier_that_hangs(
+def test_a_hanging_notifier_is_waited_for_within_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The watch waits for it no longer than for a verdict's;

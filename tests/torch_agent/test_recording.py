@@ -110,7 +110,7 @@ def as_worker(
         error_file.parent.mkdir(exist_ok=True)
         ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
         for name, value in {
-            **node_context.environment(),
+            **node_context.to_environment(),
             **ranks,
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }.items():
@@ -139,7 +139,7 @@ def _failure(**fields: Any) -> WorkerError:
     ("error_file", "there"),
     [(None, False), ("", False), ("/dev/null", False), ("/job/0/error.json", True)],
 )
-def test_where_the_spool_is(
+def test_the_spool_is_in_the_nodes_folder(
     error_file: str | None,
     there: bool,
     prefix: Prefix,
@@ -196,7 +196,7 @@ def test_a_failing_store_is_logged_once(
 
 
 @pytest.mark.parametrize("store", ["hanging", "blocked"])
-def test_a_store_that_fails(
+def test_a_failed_upload_stays_in_the_spool(
     store: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -227,7 +227,7 @@ def test_a_store_that_fails(
     assert spooled.receipt == receipt
 
 
-def test_one_deadline_for_all(
+def test_a_hanging_disk_and_storage_share_one_deadline(
     hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the node's disk hangs as well as the storage, the wait is one deadline,
@@ -267,7 +267,7 @@ def _leaving(error: BaseException) -> BaseException:
     return caught.value
 
 
-def test_an_exception_is_recorded(prefix: Prefix, error_file: Path) -> None:
+def test_an_exception_is_recorded_before_it_leaves(prefix: Prefix, error_file: Path) -> None:
     """Place, time, traceback and kind are recorded before the exception leaves,
     and in torch's file too.
     """
@@ -291,7 +291,7 @@ def test_an_exception_is_recorded(prefix: Prefix, error_file: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "limit"), [(MemoryError(), 7), (KeyError("label"), None)], ids=["memory", "key"]
 )
-def test_the_memory_of_the_container(
+def test_the_containers_memory_is_recorded_if_it_may_explain(
     error: Exception,
     limit: int | None,
     prefix: Prefix,
@@ -303,7 +303,7 @@ def test_the_memory_of_the_container(
         told = NodeContext.from_environment()
         assert told is not None
         for name, value in (
-            replace(told, node_folder=node_context.node_folder).environment().items()
+            replace(told, node_folder=node_context.node_folder).to_environment().items()
         ):
             monkeypatch.setenv(name, value)
         _leaving(error)
@@ -383,7 +383,7 @@ def _agent_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
-def test_the_agent_has_died(
+def test_a_death_of_the_agent_is_documented_by_its_worker(
     error: BaseException, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that its agent's death terminates documents that death, and not its own."""
@@ -402,7 +402,7 @@ def test_the_agent_has_died(
     assert {failure.subject for failure in prefix.failures()} == {Subject.AGENT, Subject.WORKER}
 
 
-def test_another_exit_is_a_failure(prefix: Prefix) -> None:
+def test_an_exit_with_an_error_is_a_failure(prefix: Prefix) -> None:
     """A sys.exit() with an error is documented as an exit."""
     _leaving(SystemExit("a text"))
     failure, exception = _recorded(prefix)
@@ -410,7 +410,9 @@ def test_another_exit_is_a_failure(prefix: Prefix) -> None:
 
 
 @pytest.mark.parametrize("detached", [False, True], ids=["context", "from None"])
-def test_an_exit_that_the_program_made_of_an_exception(detached: bool, prefix: Prefix) -> None:
+def test_an_exit_made_of_an_exception_is_about_that_exception(
+    detached: bool, prefix: Prefix
+) -> None:
     """The document is about the exception, notes that the program exited,
     and takes the exception's kind.
     """
@@ -431,7 +433,7 @@ def test_an_exit_that_the_program_made_of_an_exception(detached: bool, prefix: P
     assert (failure.kind, failure.category) == (Kind.RECOVERABLE, "recoverable")
 
 
-def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix) -> None:
+def test_an_exit_made_by_a_library_has_the_programs_frames(prefix: Prefix) -> None:
     """An exception that never left argparse has the program's frames,
     which are in the traceback of the exit.
     """
@@ -449,7 +451,7 @@ def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix) -> Non
 
 
 @pytest.mark.parametrize("how", ["raise", "exit 1", "exit 0", "return"])
-def test_what_leaves_a_child_that_the_function_forked(how: str, prefix: Prefix) -> None:
+def test_nothing_is_recorded_about_a_forked_child(how: str, prefix: Prefix) -> None:
     """It is the child's own end: nothing is recorded about the child, the worker or its agent."""
 
     def train() -> None:
@@ -479,7 +481,7 @@ class _NoTruthError(Exception):
         raise AttributeError("shards")
 
 
-def test_an_exception_whose_truth_raises(prefix: Prefix) -> None:
+def test_an_exception_whose_bool_raises_is_recorded(prefix: Prefix) -> None:
     """It is recorded as any other, also as a cause and as what a program made an exit of."""
     error = ValueError("bad batch")
     error.__cause__ = _NoTruthError("no shards")
@@ -504,7 +506,7 @@ def _cleans_up() -> None:
     [partial(_raise, OSError("broken")), _cleans_up, partial(_raise, SystemExit(0))],
     ids=["raises", "cleans up", "succeeds"],
 )
-def test_what_a_handler_makes_of_the_agents_signal(
+def test_a_new_exception_after_the_agents_question_answers_its_signal(
     handler: Callable[[], None], prefix: Prefix
 ) -> None:
     """After the agent's question an exception that was not there before is
@@ -536,7 +538,7 @@ class _Finalised:
         run_in_thread(self._call)
 
 
-def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> None:
+def test_an_unwinding_exception_is_recorded_when_it_has_left(prefix: Prefix) -> None:
     """The answer tells where it was raised; when it has left it is recorded,
     with the frames of any other.
     """
@@ -554,7 +556,7 @@ def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> Non
     assert answers[0]["raised_at"] == (raised.file, raised.line, raised.function)
 
 
-def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) -> None:
+def test_an_exception_in_flight_keeps_one_fingerprint(prefix: Prefix) -> None:
     """It is recorded then, and again when it has left, with one fingerprint:
     two ranks' faults are compared.
     """
@@ -590,7 +592,7 @@ class _AskedError(Exception):
         return "bad batch"
 
 
-def test_an_exception_that_is_being_recorded_when_the_agent_asks(prefix: Prefix) -> None:
+def test_the_agent_waits_for_an_exception_being_recorded(prefix: Prefix) -> None:
     """The answer tells where it was raised, so that the agent waits for its document,
     of which there is one.
     """
@@ -614,7 +616,9 @@ class _SignalledError(Exception):
         return "bad batch"
 
 
-def test_a_signal_while_it_is_recorded(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_agents_signal_does_not_cut_a_document(
+    prefix: Prefix, caplog: pytest.LogCaptureFixture
+) -> None:
     """The agent's signal to a forked worker, which has torch's handler,
     does not cut its document.
     """
@@ -630,7 +634,7 @@ def test_a_signal_while_it_is_recorded(prefix: Prefix, caplog: pytest.LogCapture
     assert caplog.text == ""
 
 
-def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_a_text_that_blocks_is_given_up(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
     """A __str__ that never returns is given up after half of the deadline;
     the document has no text.
     """

@@ -43,7 +43,7 @@ ValueError: closed"""
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_ways_in_which_programs_raise_again(name: str) -> None:
+def test_a_reraised_remote_exception_keeps_its_place(name: str) -> None:
     """Headline and place are those of the original exception; the whole chain is in the traceback,
     with its places.
     """
@@ -86,7 +86,9 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
         (CHECKPOINT, "OSError", "[Errno 28] No space left on device", 9),
     ],
 )
-def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
+def test_the_first_of_several_remote_tracebacks_counts(
+    text: str, kind: str, message: str, place: int
+) -> None:
     """Ray's text begins in its own way; of the tracebacks of several ranks the first is taken."""
     original = unwrap_remote(ExceptionInfo("Wrapped", text))
     assert (original.type, original.message) == (kind, message)
@@ -114,14 +116,14 @@ def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
         + 3 * '\nTraceback (most recent call last):\n  File "a.py", line 3\nKeyError: c',
     ],
 )
-def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
+def test_a_text_without_a_final_traceback_changes_nothing(text: str) -> None:
     """The exception stays as it is."""
     exception = ExceptionInfo("ValueError", text)
     assert unwrap_remote(exception) is exception
     assert add_remote_cause(exception) is exception
 
 
-def test_the_traceback_of_its_own_cause() -> None:
+def test_a_causes_traceback_in_the_text_is_not_remote() -> None:
     """An exception with the traceback of its cause in its text is not an
     exception of another process.
     """
@@ -135,7 +137,7 @@ def test_the_traceback_of_its_own_cause() -> None:
     assert [link.type for _, link in list_causes_first(exception)] == ["KeyError", "RuntimeError"]
 
 
-def test_a_text_that_was_cut() -> None:
+def test_a_cut_text_keeps_its_remaining_frames() -> None:
     """A stored text lacks its middle: what is left of the frames counts."""
     frames = "".join(
         f'  File "/root/a.py", line {line}, in f\n    f({line})\n' for line in range(1, 40)
@@ -200,7 +202,9 @@ LINES = st.lists(
         max_size=3,
     ),
 )
-def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
+def test_any_lines_give_an_exception_and_a_traceback(
+    lines: list[str], causes: list[ExceptionInfo]
+) -> None:
     """Whatever the lines are, there is an exception and a traceback,
     and what was raised here comes last.
     """

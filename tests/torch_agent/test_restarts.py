@@ -197,7 +197,7 @@ def _settled(agents: list[Agent]) -> list[bytes]:
     return found
 
 
-def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
+def test_one_agents_refusal_ends_the_job(agents: Callable[..., list[Agent]]) -> None:
     """One agent decides for all; the failure is fatal then, the rendezvous is closed,
     and all can settle again.
     """
@@ -215,7 +215,7 @@ def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
     assert _settled(made) == [b"sealed"] * 3
 
 
-def test_an_agent_that_is_dead(
+def test_agents_decide_without_a_dead_one(
     agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others decide without it, and know that it is lost;
@@ -232,7 +232,7 @@ def test_an_agent_that_is_dead(
     assert "joined-2" in made[0].reports[0].copies
 
 
-def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
+def test_a_terminated_agent_is_not_waited_for(agents: Callable[..., list[Agent]]) -> None:
     """An agent that is terminated hands in its report and is not waited for;
     the job continues without it.
     """
@@ -246,7 +246,7 @@ def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
     assert made[0].reports[0].copies["report-2"] == b"terminated"
 
 
-def test_no_agent_decides(
+def test_all_agents_restart_if_none_can_judge(
     agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If no agent can judge the round, all of them restart as torch does,
@@ -278,7 +278,9 @@ class _LateEvent(threading.Event):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]]) -> None:
+def test_a_fatal_failure_ends_the_wait_for_the_decision(
+    late: bool, agents: Callable[..., list[Agent]]
+) -> None:
     """A node that fails for good ends the wait for the decision;
     then all settle on the verdict on the attempt.
     """
@@ -297,7 +299,7 @@ def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]
         assert _settled(made) == [b"sealed"] * 3
 
 
-def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> None:
+def test_unconnected_agents_restart_as_torch_does(agents: Callable[..., list[Agent]]) -> None:
     """With other nodes but without a connection to them, torch's way counts:
     they might decide otherwise.
     """
@@ -306,7 +308,7 @@ def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> No
     assert (found.restart, found.is_agreed, agent.contexts) == (True, False, [])
 
 
-def test_nodes_without_firstfault_at_the_exit(
+def test_agents_do_not_wait_for_a_node_that_never_joined(
     agents: Callable[..., list[Agent]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

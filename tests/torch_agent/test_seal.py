@@ -26,7 +26,7 @@ AGAIN = "the previous attempt failed with the same fault"
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"]
 )
-def test_a_verdict_that_cannot_be_read(
+def test_an_unreadable_verdict_is_ignored(
     content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An unreadable verdict is ignored with one log line,
@@ -65,7 +65,7 @@ def test_a_verdict_that_cannot_be_read(
         (1, None, None, None),
     ],
 )
-def test_how_many_retries_are_left(
+def test_retries_are_counted_from_the_attempt_before(
     attempt: int,
     retries: int | None,
     before: dict[str, Any] | None,
@@ -95,7 +95,9 @@ def _break_gpu(node: str) -> WorkerError:
 
 
 @pytest.mark.parametrize(("node", "action"), [("gpu-b", Action.SYSTEM), ("gpu-a", Action.RETRY)])
-def test_the_next_attempt_knows_the_machine(node: str, action: Action, tmp_path: Path) -> None:
+def test_broken_hardware_repeats_only_on_its_machine(
+    node: str, action: Action, tmp_path: Path
+) -> None:
     """Broken hardware is the same fault only on the machine of the previous attempt;
     only there its retry counts.
     """
@@ -149,7 +151,7 @@ def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("terminated", [False, True])
-def test_the_turn_comes(terminated: bool) -> None:
+def test_the_wait_for_a_verdict_ends_with_the_turn(terminated: bool) -> None:
     """If there is no verdict, the wait ends when the turn comes,
     or soon after the process got a signal.
     """

@@ -140,7 +140,7 @@ def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int
         (in_c_with_the_lock, ("LIBC.sleep(int(LONG_S))  # a signal ends it",)),
     ],
 )
-def test_where_a_process_hangs(
+def test_a_stack_names_file_line_and_function(
     where: Callable[[], None],
     lines: tuple[str, ...],
     start: Start,
@@ -158,7 +158,7 @@ def test_where_a_process_hangs(
     assert process.is_alive()
 
 
-def test_a_process_that_is_asked_again(start: Start, tmp_path: Path) -> None:
+def test_a_second_answer_has_the_current_stack_only(start: Start, tmp_path: Path) -> None:
     """The answer is where it is now, without the stack of the first answer,
     which is in the same file.
     """
@@ -169,7 +169,7 @@ def test_a_process_that_is_asked_again(start: Start, tmp_path: Path) -> None:
     assert [text[0].count("most recent call first") for text in (first, second)] == [1, 1]
 
 
-def test_all_threads_of_all_processes(start: Start, tmp_path: Path) -> None:
+def test_each_process_shows_all_its_threads(start: Start, tmp_path: Path) -> None:
     """Several processes are asked at once, and each shows all its threads."""
     pids = {rank: start(in_two_threads, local_rank=rank).pid for rank in (0, 1)}
     stacks = _ask_until(tmp_path, pids, "in in_python")
@@ -179,7 +179,7 @@ def test_all_threads_of_all_processes(start: Start, tmp_path: Path) -> None:
         assert stack.count("most recent call first") >= 2
 
 
-def test_a_process_that_offers_nothing(start: Start, tmp_path: Path) -> None:
+def test_an_unregistered_process_gets_no_signal(start: Start, tmp_path: Path) -> None:
     """A process that has not registered, or of another round, gets no signal,
     which would kill it.
     """
@@ -205,7 +205,7 @@ def reset_handlers() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def test_processes_that_cannot_be_asked(start: Start, tmp_path: Path) -> None:
+def test_a_process_without_handler_gets_no_signal(start: Start, tmp_path: Path) -> None:
     """One whose handlers were reset is not sent the signal, which would kill it;
     one that is gone is left out.
     """
@@ -219,7 +219,7 @@ def test_processes_that_cannot_be_asked(start: Start, tmp_path: Path) -> None:
     assert process.is_alive()
 
 
-def test_a_handler_of_the_programs(tmp_path: Path) -> None:
+def test_a_programs_own_handler_stays(tmp_path: Path) -> None:
     """A program that uses the signal itself keeps its handler,
     and the process writes its stacks unasked.
     """
@@ -232,7 +232,7 @@ def test_a_handler_of_the_programs(tmp_path: Path) -> None:
         write_unasked(_files(tmp_path))
         os._exit(len(calls))
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
-    assert "test_a_handler_of_the_programs" in get_stack_tail(_files(tmp_path).stacks)
+    assert "test_a_programs_own_handler_stays" in get_stack_tail(_files(tmp_path).stacks)
 
 
 def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> N
     assert not get_stack_tail(_files(tmp_path, 1).stacks)
 
 
-def test_a_process_that_cannot_answer(start: Start, tmp_path: Path) -> None:
+def test_a_suspended_process_is_given_up_at_the_limit(start: Start, tmp_path: Path) -> None:
     """A suspended process is given up at the time limit; the others' stacks are returned."""
     frozen = start(in_python)
     there = start(in_python, local_rank=1)
@@ -274,7 +274,7 @@ def test_a_process_that_cannot_answer(start: Start, tmp_path: Path) -> None:
         (in_a_kill, signal.SIGKILL, ""),
     ],
 )
-def test_a_fatal_signal(
+def test_a_crash_leaves_its_stacks_and_still_kills(
     where: Callable[[], None],
     number: signal.Signals,
     title: str,
@@ -290,7 +290,7 @@ def test_a_fatal_signal(
     assert (f"in {where.__name__}" in stack) is bool(title)
 
 
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+def test_without_the_nodes_folder_nothing_is_registered(tmp_path: Path) -> None:
     """Without the node's folder nothing is registered, and the error names that."""
     with pytest.raises(FileNotFoundError):
         register_stacks(_files(tmp_path / "gone"))
@@ -319,7 +319,7 @@ def _written(folder: Path) -> list[str]:
     return [file.name for file in folder.glob("*.data") if file.stat().st_size]
 
 
-def test_a_program_that_closes_all_descriptors(start: Start, tmp_path: Path) -> None:
+def test_a_fatal_signal_writes_to_no_file_of_the_program(start: Start, tmp_path: Path) -> None:
     """The program's own files stay as they are: it isn't asked,
     and a fatal signal writes nothing to them.
     """
@@ -331,7 +331,7 @@ def test_a_program_that_closes_all_descriptors(start: Start, tmp_path: Path) -> 
     assert _written(tmp_path) == []
 
 
-def test_a_program_that_uses_the_number(start: Start, tmp_path: Path) -> None:
+def test_a_reused_descriptor_is_not_written_to(start: Start, tmp_path: Path) -> None:
     """A file of the program under the very number isn't written to;
     the stacks get another one when the agent asks.
     """

@@ -138,7 +138,7 @@ def test_what_a_worker_writes_is_passed_on_and_kept(
         (not_text, "\N{REPLACEMENT CHARACTER}" * 2),
     ],
 )
-def test_the_kept_end(
+def test_the_end_of_stderr_is_kept_however_a_worker_dies(
     tmp_path: Path,
     tails: StderrRelay,
     write: Callable[[], None],
@@ -207,7 +207,9 @@ def test_without_an_agent_stderr_stays_where_it_is(
 
 @pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.parametrize("agent_lives", [True, False])
-def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_lives: bool) -> None:
+def test_output_after_the_round_is_still_passed_on(
+    tmp_path: Path, shown: bool, agent_lives: bool
+) -> None:
     """What it writes is passed on, also after the agent's end;
     it neither blocks nor gets SIGPIPE.
     """
@@ -252,7 +254,7 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
     assert log.read_text().splitlines() == [f"line {number}" for number in range(MANY)] * shown
 
 
-def test_no_thread_to_read_with(
+def test_another_process_reads_if_no_thread_is_free(
     tmp_path: Path,
     tails: StderrRelay,
     capfd: pytest.CaptureFixture[str],
@@ -288,7 +290,7 @@ def test_no_thread_to_read_with(
 
 
 @pytest.mark.parametrize("what", ["no object", "closed", "terminal"])
-def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str) -> None:
+def test_a_closed_stderr_stays_closed(tmp_path: Path, tails: StderrRelay, what: str) -> None:
     """sys.stderr may be None; a closed stderr stays closed, as no file of ours takes its number;
     so does a terminal.
     """
@@ -343,7 +345,7 @@ def _agent_that_cannot_write(folder: Path, sender: Any) -> None:
     sender.send((*kept, passed_on.replace(b"full\n", b"")))
 
 
-def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
+def test_a_slow_reader_of_the_agents_stderr_loses_nothing(tmp_path: Path) -> None:
     """While an agent cannot write its own stderr, it keeps all the same what its workers write,
     and writes it later.
     """

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from firstfault_torch.agent.deaths import WorkerExit
 from firstfault_torch.agent.launch import name_root_cause
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.compat.torch_agent import log_failure
+from firstfault_torch.compat.torch_agent import log_root_or_first_failure
 
 VICTIM = ChildFailedError("t.py", {2: ProcessFailure(0, 20, 1, "")})
 
@@ -33,17 +33,17 @@ def _report(*codes: int) -> NodeReport:
     [((3,), "rank 3"), ((1, 3), "rank 3"), ((1,), "rank 2"), ((), "rank 2")],
     ids=["of this node", "of both nodes", "of another node", "unknown"],
 )
-def test_torchs_line(
+def test_one_line_is_logged_in_torchs_words(
     root_ranks: tuple[int, ...], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line is logged, once: about the root cause, else about the node's first failure."""
     report = _report(1, 3)
     for _ in range(2):
-        log_failure(report.failure_lines, root_ranks)
+        log_root_or_first_failure(report.failure_lines, root_ranks)
     assert [record.getMessage() for record in caplog.records] == [logged]
 
 
-def test_torchs_error(tmp_path: Path) -> None:
+def test_torchs_error_names_the_root_cause(tmp_path: Path) -> None:
     """It names the root cause with its exit code and error file;
     not if that is elsewhere, unknown, or a success for torch.
     """

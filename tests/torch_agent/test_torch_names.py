@@ -37,7 +37,7 @@ from firstfault_torch.compat.torch_worker import (
 )
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
-from firstfault_torch.worker.process_state import collective_progress
+from firstfault_torch.worker.process_state import read_collective_progress
 from tests.nodes import forkserver
 from tests.prefix import Prefix
 from tests.waiting import wait_until
@@ -60,12 +60,12 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_nothing_is_missing() -> None:
+def test_the_installed_torch_has_every_name() -> None:
     """The torch that is installed has every name;
     a missing attribute of the agent is found before it runs.
     """
-    assert torch_agent.missing_names() == ()
-    assert torch_agent.missing_names(SimpleNamespace(_pcontext=None)) == (
+    assert torch_agent.find_missing_names() == ()
+    assert torch_agent.find_missing_names(SimpleNamespace(_pcontext=None)) == (
         "_worker_group",
         "_remaining_restarts",
     )  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize("table", ["_HOOKS", "_ATTRIBUTES"])
-def test_a_name_that_is_missing(
+def test_a_missing_name_leaves_the_job_to_torchs_agent(
     table: str,
     prefix: Prefix,
     monkeypatch: pytest.MonkeyPatch,
@@ -111,12 +111,12 @@ def test_a_name_that_is_missing(
         (torch_agent.worker_processes, SimpleNamespace(_pc=SimpleNamespace(error_files=[])), []),
         (torch_agent.worker_processes, SimpleNamespace(), []),
         (torch_agent.traceback_files, SimpleNamespace(_pc=SimpleNamespace(processes=[])), {}),
-        (torch_agent.unfinished, SimpleNamespace(_return_values={}), frozenset()),
-        (torch_agent.unfinished, SimpleNamespace(_ret_vals={}), frozenset()),
+        (torch_agent.find_ranks_without_result, SimpleNamespace(_return_values={}), frozenset()),
+        (torch_agent.find_ranks_without_result, SimpleNamespace(_ret_vals={}), frozenset()),
     ],
     ids=["processes", "_pc", "error_files", "_ret_vals", "_return_values"],
 )
-def test_a_process_context_that_lacks_a_name(
+def test_a_missing_context_name_is_one_warning(
     call: Any,
     context: Any,
     expected: object,
@@ -128,12 +128,14 @@ def test_a_process_context_that_lacks_a_name(
     assert len(_warnings(caplog)) == 1
 
 
-def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flight_recorder_documents_have_no_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without the flight recorder the documents have no collectives."""
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(f"torch._C._distributed_c10d.{name}", raising=False)
     assert flight_recorders() == []
-    assert collective_progress() == ()
+    assert read_collective_progress() == ()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
     [(1, "gloo2:all_reduce", 1), (1, "gloo:all_reduce", 0), (0, "gloo2:all_reduce", 0)],
     ids=["renamed", "as before", "nothing called"],
 )
-def test_a_recorder_of_another_backend(
+def test_an_unread_recorder_is_one_warning(
     calls: int,
     entries: str,
     number: int,
@@ -160,7 +162,7 @@ def test_a_recorder_of_another_backend(
     monkeypatch.setattr(
         "torch.distributed.distributed_c10d._world", SimpleNamespace(pg_map={group: None})
     )
-    assert collective_progress() == collective_progress() == ()
+    assert read_collective_progress() == read_collective_progress() == ()
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert unread_backends([]) == []
     told = [
@@ -171,7 +173,7 @@ def test_a_recorder_of_another_backend(
     assert len(told) == number
 
 
-def test_a_teardown_that_cannot_be_watched(
+def test_an_unwatchable_teardown_stays_unchanged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Torch's function stays unchanged, with one warning."""
@@ -183,7 +185,9 @@ def test_a_teardown_that_cannot_be_watched(
 
 
 @pytest.mark.parametrize("accepts", [True, False], ids=["torch 2.13", "torch before"])
-def test_the_timeout_of_a_shutdown(accepts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_agent_gets_a_timeout_only_if_it_takes_one(
+    accepts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torch's agent is given a timeout only if it takes one."""
 
     def now(self: object, death_sig: int, timeout: int) -> None: ...
@@ -194,7 +198,7 @@ def test_the_timeout_of_a_shutdown(accepts: bool, monkeypatch: pytest.MonkeyPatc
     assert torch_agent.shutdown_timeout(7) == ({"timeout": 7} if accepts else {})
 
 
-def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_of_subprocesses_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deaths of torchrun's subprocesses are noticed as those of multiprocessing's,
     with and without pidfds.
     """
@@ -210,7 +214,7 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
         watch = ExitWatch(torch_agent.worker_processes(context))
         try:
             assert torch_agent.traceback_files(context) == {}
-            assert torch_agent.unfinished(context) == frozenset()
+            assert torch_agent.find_ranks_without_result(context) == frozenset()
             ended.wait(20)
             wait_until(watch.ended)
             assert [(death.local_rank, death.exit_code) for death in watch.ended()] == [(1, 3)]
@@ -221,7 +225,7 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
             watch.stop()
 
 
-def test_the_address_of_the_workers_store() -> None:
+def test_the_workers_store_address_is_found_in_each_torch() -> None:
     """It is a field of the group; before torch 2.4 it stood in the round's store,
     and there was no such field.
     """
@@ -250,7 +254,7 @@ def _log_an_exception(folder: Path) -> None:
     assert "torch._dynamo" not in sys.modules
 
 
-def test_torchs_log_of_an_exception(tmp_path: Path) -> None:
+def test_logging_an_exception_imports_no_compiler(tmp_path: Path) -> None:
     """Logging an exception does not import torch's compiler;
     the log contains message and traceback once.
     """
@@ -277,7 +281,7 @@ def test_torchs_log_of_an_exception(tmp_path: Path) -> None:
         ("2.13.0+cpu", {}, {}),
     ],
 )
-def test_the_flight_recorder_is_on(
+def test_the_flight_recorder_is_turned_on_where_torch_does_not(
     version: str,
     environment: dict[str, str],
     set_for_workers: dict[str, str],
@@ -293,7 +297,7 @@ def test_the_flight_recorder_is_on(
 PATIENCE = dt.timedelta(seconds=60)
 
 
-def test_a_peer_that_waits_is_released(tmp_path: Path) -> None:
+def test_a_waiting_peer_is_released_at_once(tmp_path: Path) -> None:
     """It fails at once, in each group, although the groups still exist;
     listening sockets and others' stay open.
 

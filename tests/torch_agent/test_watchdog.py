@@ -122,7 +122,7 @@ assert not {"torch", "flytekit"} & sys.modules.keys()
         (partial(watchdog.expires, None), "must be a number of seconds above 0, not None"),
     ],
 )
-def test_a_wrong_argument(make: Callable[[], Any], message: str) -> None:
+def test_a_wrong_argument_is_refused(make: Callable[[], Any], message: str) -> None:
     """What is not a number of seconds above 0, or not a text, is refused,
     also where there is no watchdog.
     """
@@ -144,7 +144,7 @@ def test_torchs_variable_turns_it_on() -> None:
 
 
 @pytest.mark.parametrize("scope", ["train step", ""])
-def test_a_block_that_takes_too_long(scope: str, expired: Expired) -> None:
+def test_a_block_that_takes_too_long_is_named(scope: str, expired: Expired) -> None:
     """The server gets the block's name, else its line, its seconds and its line,
     not before the deadline.
 
@@ -167,7 +167,7 @@ def test_a_block_that_takes_too_long(scope: str, expired: Expired) -> None:
     )
 
 
-def test_blocks_that_end(expired: Expired) -> None:
+def test_nested_blocks_end_one_by_one(expired: Expired) -> None:
     """Nested blocks, also of one name, end one by one; so do decorated ones,
     and those that an exception leaves.
     """
@@ -185,7 +185,7 @@ def test_blocks_that_end(expired: Expired) -> None:
 
 
 @pytest.mark.parametrize("scope", ["x" * 5000, "\U0001f525" * 5000, 'a "quoted"\n\x00 name'])
-def test_an_odd_name(scope: str) -> None:
+def test_any_name_fits_into_one_line(scope: str) -> None:
     """Any name fits into one write to a FIFO, and is one line."""
     line = build_line(Timer(1, "1", scope, 5.0, 3.0))
     assert len(line) <= 4096
@@ -197,7 +197,7 @@ def test_an_odd_name(scope: str) -> None:
 
 
 @pytest.mark.parametrize("expired", [SOON_S], indirect=True)
-def test_a_heartbeat_that_stops(expired: Expired) -> None:
+def test_a_heartbeats_deadline_counts_from_the_last_ping(expired: Expired) -> None:
     """The deadline counts from the last ping; the first one starts it."""
     expired.start()
     began = time.monotonic()
@@ -208,7 +208,7 @@ def test_a_heartbeat_that_stops(expired: Expired) -> None:
     assert timer.since.startswith("test_watchdog.py:")
 
 
-def test_a_heartbeat_that_continues(expired: Expired) -> None:
+def test_each_ping_moves_the_deadline(expired: Expired) -> None:
     """Each ping moves the deadline, but for one right after another.
 
     It rests after `pause`, and inside a block, whose own deadline counts; after the block it
@@ -248,7 +248,9 @@ def test_the_wall_clock_does_not_count() -> None:
     assert parse_line(json.dumps({**fields, "deadline": None}).encode()).deadline is None
 
 
-def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deadline_of_torchs_client_is_converted(
+    expired: Expired, caplog: pytest.LogCaptureFixture
+) -> None:
     """A deadline that torch's own client writes is converted when it is read,
     and its release ends it.
     """
@@ -275,7 +277,9 @@ def _watch_and_tell(path: Path, pid: int, told: Any) -> None:
     time.sleep(NEVER_S)
 
 
-def test_an_agent_that_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_agent_moves_all_deadlines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the agent does not run, its workers may not run either: deadlines move by that time."""
     monkeypatch.setattr("firstfault_torch.time_limits.WATCHDOG_POLL_SECONDS", 0.1)
     monkeypatch.setattr("firstfault_torch.time_limits.FROZEN_WATCHDOG_SECONDS", 0.3)
@@ -303,7 +307,7 @@ def test_an_agent_that_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("expired", [SOON_S], indirect=True)
-def test_a_signal_handler_that_pings_while_a_ping_waits(
+def test_a_signal_handler_may_ping_while_a_ping_waits(
     expired: Expired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are sent, and neither raises."""
@@ -326,7 +330,7 @@ def test_a_signal_handler_that_pings_while_a_ping_waits(
     assert expired.wait().heartbeat
 
 
-def test_an_agent_that_does_not_read(expired: Expired) -> None:
+def test_a_full_fifo_delays_the_training_once(expired: Expired) -> None:
     """A full FIFO delays the training once, by about a second;
     what is not sent goes with a later call.
     """
@@ -344,7 +348,9 @@ def test_an_agent_that_does_not_read(expired: Expired) -> None:
     assert expired.becomes()
 
 
-def test_an_agent_that_is_gone(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_training_continues_without_its_agent(
+    expired: Expired, caplog: pytest.LogCaptureFixture
+) -> None:
     """The training continues, with one warning."""
     with watchdog.expires(after=NEVER_S):
         expired.start()
@@ -370,7 +376,7 @@ def _too_slow() -> None:
 
 
 @pytest.mark.parametrize("takes_number", [True, False], ids=["opens a file", "only closes"])
-def test_a_program_that_closes_all_descriptors(
+def test_a_deadline_lands_in_no_file_of_the_program(
     takes_number: bool, expired: Expired, tmp_path: Path
 ) -> None:
     """No line lands in a file that the program opens then,
@@ -391,7 +397,7 @@ def test_a_program_that_closes_all_descriptors(
     assert not takes_number or (tmp_path / "checkpoint").read_bytes() == b""
 
 
-def test_a_worker_without_a_free_descriptor(
+def test_deadlines_wait_for_a_free_descriptor(
     expired: Expired, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its deadlines are sent with a later call, and the watchdog stays on."""
@@ -407,7 +413,7 @@ def test_a_worker_without_a_free_descriptor(
     assert not caplog.records
 
 
-def test_a_child_of_a_worker(expired: Expired) -> None:
+def test_a_forked_childs_deadline_counts_for_the_worker(expired: Expired) -> None:
     """A deadline of a process that a worker forked, like a data loader's, counts for the worker."""
     with watchdog.expires(after=NEVER_S):
         child = multiprocessing.get_context("fork").Process(target=_too_slow)
@@ -420,7 +426,9 @@ def test_a_child_of_a_worker(expired: Expired) -> None:
             child.join()
 
 
-def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deadline_of_another_process_ends_nothing(
+    expired: Expired, caplog: pytest.LogCaptureFixture
+) -> None:
     """A deadline of a process that is not a worker of this node ends nothing;
     an invalid line is skipped.
     """
@@ -437,7 +445,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
 # --- the FIFO -------------------------------------------------------------------------------------
 
 
-def test_where_the_fifo_is(tmp_path: Path) -> None:
+def test_the_fifo_is_where_the_user_told_torch(tmp_path: Path) -> None:
     """It is where the user told torch, else in the node's folder; `stop` removes it."""
     files = NodeFolder(tmp_path)
     mine = {"TORCHELASTIC_TIMER_FILE": str(tmp_path / "mine")}
@@ -451,7 +459,9 @@ def test_where_the_fifo_is(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-def test_a_path_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_path_falls_back_to_the_nodes_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a path too long, or one of another file, the node's folder is taken;
     without any room it is off.
     """
@@ -467,7 +477,7 @@ def test_a_path_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("the watchdog is off on this node: can't create a FIFO") == 2
 
 
-def test_a_forked_child_keeps_no_end() -> None:
+def test_a_forked_child_keeps_no_fifo_open() -> None:
     """When the agent is gone no forked worker keeps its FIFO readable."""
     path = short_folder() / "timers.fifo"
     server = TimerServer(path)
@@ -485,7 +495,7 @@ def test_a_forked_child_keeps_no_end() -> None:
         child.join()
 
 
-def test_a_program_that_closes_the_fifo(expired: Expired, tmp_path: Path) -> None:
+def test_a_file_under_the_fifos_number_gets_no_deadline(expired: Expired, tmp_path: Path) -> None:
     """A file that the program opens under the FIFO's number gets no deadline; the agent gets it."""
     expired.start()
     with watchdog.expires(NEVER_S):

@@ -155,7 +155,9 @@ def test_without_documents_the_launcher_decides(
     assert f"left no document in {tmp_path}/0; the test decides on a retry" in caplog.text
 
 
-def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_nothing_is_recorded_or_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With FIRSTFAULT=0 nothing is recorded or judged, and the process stays as it is."""
     monkeypatch.setenv("FIRSTFAULT", "0")
     training = _SpawningLauncher()

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.layout import RUN_MARK
-from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder, runs_in
+from firstfault.run_folder import begin_run, find_fallback_folders, list_runs, make_fallback_folder
 from firstfault_torch.torchrun.job_folder import choose_folder
 from firstfault_torch.torchrun.job_names import read_job_names
 
@@ -168,7 +168,7 @@ def test_prune_ignores_a_mark_that_is_a_pipe(home: Path, shared: Path) -> None:
     os.close(begin_run(shared / "job"))
     (shared / "job" / RUN_MARK).unlink()
     os.mkfifo(shared / "job" / RUN_MARK)
-    assert runs_in(shared) == [shared / "job"]
+    assert list_runs(shared) == [shared / "job"]
     pruned = CliRunner().invoke(group, ["prune", str(shared), "--keep", "0"], standalone_mode=False)
     assert pruned.return_value == EXIT.OK
     assert (shared / "job").exists()

@@ -44,7 +44,7 @@ def test_a_program_that_works_in_a_later_round_succeeds(tmp_path: Path) -> None:
     [("act", 93, 0), ("observe", 0, 1), ("off", 0, 0)],
     ids=["act", "observe", "off"],
 )
-def test_a_certain_bug(mode: str, code: int, lines: int, tmp_path: Path) -> None:
+def test_a_certain_bug_gets_no_restart(mode: str, code: int, lines: int, tmp_path: Path) -> None:
     """A certain bug gets no restart in the mode "act"; "observe" only prints that,
     and "off" doesn't.
     """
@@ -57,7 +57,7 @@ def test_a_certain_bug(mode: str, code: int, lines: int, tmp_path: Path) -> None
     assert ended.out.count("worked in round 1") == (0 if code else 2)
 
 
-def test_the_same_fault_twice_without_progress(tmp_path: Path) -> None:
+def test_a_repeated_fault_without_progress_gets_no_restart(tmp_path: Path) -> None:
     """The same exception at the same place in the next round is a proof:
     the last restart isn't used.
     """

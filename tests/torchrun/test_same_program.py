@@ -73,7 +73,7 @@ def _run(
     }
     if prefix is not None:
         environment |= {
-            **prefix.node_context().environment(),
+            **prefix.node_context().to_environment(),
             "FIRSTFAULT_WORKER": str(os.getpid()),
         }
     return subprocess.run(

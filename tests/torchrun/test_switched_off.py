@@ -74,7 +74,7 @@ def test_values_that_mean_off_mirror_those_that_mean_on(
         ),
     ],
 )
-def test_own_options_are_dropped(given: str, expected: str) -> None:
+def test_firstfaults_own_options_are_dropped(given: str, expected: str) -> None:
     """Options before the script are firstfault's, also with a bad value; later ones stay."""
     assert drop_own_options(given.split()) == expected.split()
 
@@ -108,7 +108,7 @@ def test_a_rank_is_not_recorded_by_module_or_import(way: str, tmp_path: Path) ->
     assert not (tmp_path / "runs").exists()
 
 
-def test_requeue_does_nothing(tmp_path: Path) -> None:
+def test_requeue_does_nothing_when_switched_off(tmp_path: Path) -> None:
     """Nothing is requeued, and the exit code is that of a job without a verdict."""
     ended = run(tmp_path, "-m", "firstfault", "requeue", SLURM_JOB_ID="1")
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "", "")

@@ -87,7 +87,9 @@ class RankHooks:
         # All ranks get the same `gone`, so each computes its own new rank. The keys are those of
         # the ended iteration.
         exchange = partial(iteration.exchange, session.barrier_timeout)
-        context = RankAssignmentCtx(self.state, iteration.part("assignment"), set(gone), exchange)
+        context = RankAssignmentCtx(
+            self.state, iteration.open_substore("assignment"), set(gone), exchange
+        )
         parts = [
             part
             for part in (self._options.rank_filter, self._options.rank_assignment)

@@ -31,8 +31,8 @@ from firstfault_torch.time_limits import (
     THREAD_JOIN_TIMEOUT_SECONDS,
 )
 
-STORE_IS_LOST = "the store of the in-process restart is lost"
-_TAKEN_FOR_LOST = "rank {} was considered lost, and the remaining ranks continue without it"
+STORE_LOST_MESSAGE = "the store of the in-process restart is lost"
+_RANK_LOST_MESSAGE = "rank {} was considered lost, and the remaining ranks continue without it"
 
 
 class RankIteration:
@@ -57,9 +57,9 @@ class RankIteration:
         # After begin_iteration(): a peer may have interrupted this iteration already. The thread
         # then sets `interrupted` at once, and SharedProgress.begin() would erase it.
         self._monitor = MonitorThread(
-            self._iteration.over(session.watching),
+            self._iteration.with_connection(session.watching),
             self._progress,
-            partial(self._abort, self._iteration.over(session.watching)),
+            partial(self._abort, self._iteration.with_connection(session.watching)),
             self._options,
             session.atomic_lock,
         )
@@ -139,7 +139,7 @@ class RankIteration:
         # The monitor thread may still be aborting the process groups that the call destroys next.
         self._monitor.aborted.wait(self._options.seconds("hard_timeout"))
         if self._monitor.outcome is IterationEnd.LOST:
-            raise RestartAbort(f"{STORE_IS_LOST}: the process that hosted it is gone") from own
+            raise RestartAbort(f"{STORE_LOST_MESSAGE}: the process that hosted it is gone") from own
         if own is not None and leaves:
             raise own
         return learned
@@ -154,7 +154,7 @@ class RankIteration:
         # A peer's monitor process may have missed this rank's heartbeats and arrived for it. A
         # second arrival would open the barrier before another rank has ended its iteration.
         if state.rank in self._iteration.gone():
-            raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own
+            raise RankLost(_RANK_LOST_MESSAGE.format(state.initial_rank)) from own
         # ARRIVED after arrive(): if this process dies in between, its monitor process arrives once
         # more, and the barrier may open one rank early. In the reverse order no rank might arrive,
         # and all ranks would wait for barrier_timeout.
@@ -166,7 +166,7 @@ class RankIteration:
             raise InternalError("the thread that monitors the iteration doesn't end")
         # Checked again: this rank may have been given up after the first check.
         if state.rank in gone:
-            raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own
+            raise RankLost(_RANK_LOST_MESSAGE.format(state.initial_rank)) from own
         return gone
 
     def faults(self) -> list[Fault]:
@@ -206,7 +206,7 @@ class RankIteration:
 
     def close(self) -> None:
         """Hold the connections no longer."""
-        self._iteration.close()
+        self._iteration.drop_connection()
         self._monitor.close()
 
     def _describe(self, kind: FaultKind, error: BaseException) -> Fault:

@@ -65,7 +65,7 @@ def report_recovery(
                 session.store.set(recovered_key(fault.initial_rank), str(interruption.iteration))
         with suppress_internal_errors("reading where the ranks were"):
             ended = session.open_iteration(interruption.iteration, interruption.world_before)
-            interruption = replace(interruption, faults=ended.located(interruption.faults))
+            interruption = replace(interruption, faults=ended.add_positions(interruption.faults))
     if observer is not None:
         with suppress_internal_errors("recording that the ranks have recovered"):
             observer.recovered(interruption)

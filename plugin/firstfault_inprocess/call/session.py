@@ -15,7 +15,7 @@ from firstfault_inprocess.options import InProcessOptions
 from firstfault_inprocess.progress import ProgressStamper, SharedProgress
 from firstfault_inprocess.rank_assignment import State
 from firstfault_inprocess.store import Iteration, round_prefix
-from firstfault_inprocess.store_host import Connections, StoreHost
+from firstfault_inprocess.store_host import StoreConnections, StoreHost
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
 
 _calls = itertools.count()
@@ -45,7 +45,7 @@ class CallSession:
         self.barrier_timeout = dt.timedelta(seconds=options.seconds("barrier_timeout"))
         self.progress = SharedProgress()
         self.atomic_lock = threading.RLock()
-        self.connections = Connections()
+        self.connections = StoreConnections()
         self.prefix = f"{round_prefix()}/{next(_calls)}"
         self.iteration: Iteration | None = None
         self._state = state
@@ -122,7 +122,7 @@ class CallSession:
         if timeout is not None:
             connection.set_timeout(timeout)
         return (
-            iteration.over(connection).part("env"),
+            iteration.with_connection(connection).open_substore("env"),
             state.active_rank or 0,
             state.active_world_size or 1,
         )

@@ -87,7 +87,7 @@ class HeartbeatRing:
         """Whether a rank has sent nothing for too long."""
         key = (iteration.number, other)
         beats, since = self._last_changes.get(key, (-1, now))
-        # The time counts from this process's own first look in the iteration, so clocks of other
+        # The time counts from this process's own first check in the iteration, so clocks of other
         # hosts don't matter.
         current = iteration.beats(other)
         if current != beats:

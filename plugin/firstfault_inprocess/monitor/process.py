@@ -113,7 +113,7 @@ class MonitorProcess:
             try:
                 child = os.fork()
             except (OSError, MemoryError):
-                return  # no process is free at the moment: the next look tries again
+                return  # no process is free at the moment: the next check tries again
         if child == 0:
             log_error(try_call(self._stand_by)[1])
             os._exit(0)
@@ -140,22 +140,24 @@ class MonitorProcess:
     def watch(self) -> None:
         """Watch until the worker's call is over."""
         interval = self._options.seconds("monitor_process_interval")
-        began = time.monotonic()
+        checked_at = time.monotonic()
         while not self._process.await_death(interval):
-            # `close` sets this just before it kills this process: no look may report or kill a
+            # `close` sets this just before it kills this process: no check may report or kill a
             # worker with a finished call.
             if self._progress.phase == RankPhase.CLOSED:
                 return
             # CLOCK_MONOTONIC advances while a process is stopped by a signal or by a frozen cgroup.
-            # The wait then takes far longer than `interval`.
-            late = time.monotonic() - began - interval
-            if late > time_limits.FROZEN_WATCHDOG_SECONDS:
+            # That may happen during the check, too, so all counts since the check before; calls to
+            # the store may have taken their limit.
+            now = time.monotonic()
+            late = now - checked_at - interval
+            if late > time_limits.FROZEN_WATCHDOG_SECONDS + self._store_calls.take_limits():
                 self._postpone(late)
-            # Whatever fails in one look, such as for want of memory, the next one tries again: if
+            checked_at = now
+            # Whatever fails in one check, such as for want of memory, the next one tries again: if
             # this process ended, the peers would consider a healthy worker lost.
-            log_error(try_call(self._look, Exception)[1])
+            log_error(try_call(partial(self._check_worker, checked_at), Exception)[1])
             log_error(try_call(self._keep_standby, Exception)[1])
-            began = time.monotonic()
         # The worker has died, and the shared memory has its last phase. In IDLE, LEFT and CLOSED no
         # report is due.
         if self._progress.phase not in {RankPhase.IDLE, RankPhase.CLOSED, RankPhase.LEFT}:
@@ -165,10 +167,18 @@ class MonitorProcess:
 
     # --- the worker -------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_worker(self, awake: float) -> None:
+        """Report a worker that makes no progress, end it, or send a heartbeat.
+
+        `awake`: when this process wasn't frozen, in seconds of the monotonic clock.
+        """
         progress = self._progress
         stalled, ending = progress.stalled_seconds, progress.ending_seconds
-        # Once per iteration, unless the store didn't take the report: then the next look tries
+        # If this process was frozen since then, so was its worker: the next check moves the
+        # deadlines.
+        if time.monotonic() - awake > time_limits.FROZEN_WATCHDOG_SECONDS:
+            return
+        # Once per iteration, unless the store didn't take the report: then the next check tries
         # again.
         if stalled > self._options.seconds("soft_timeout") and self._reported != progress.iteration:
             what = f"no progress for {stalled:.1f} s"
@@ -220,7 +230,7 @@ class MonitorProcess:
         if agreed is not None and rank not in agreed:
             # all had arrived: it counts as a fault of the next iteration, in which it has its new
             # rank
-            fault = self._fault(FaultKind.TERMINATED, "between two iterations", rank)
+            fault = self._fault(FaultKind.PROCESS_EXITED, "between two iterations", rank)
             following = Iteration(
                 self._store_calls.connection,
                 self._prefix,
@@ -237,7 +247,7 @@ class MonitorProcess:
             iteration.wake_peers()
             return
         if not self._killed:
-            iteration.interrupt(self._fault(FaultKind.TERMINATED, "its process ended"))
+            iteration.interrupt(self._fault(FaultKind.PROCESS_EXITED, "its process ended"))
         # leave() before arrive(): the last arrival reads who is gone. If the barrier opens before
         # leave(), the peers count on the dead rank until they miss its heartbeats.
         iteration.leave(rank)

@@ -25,6 +25,12 @@ class StoreCalls:
         self._connect = connect
         self._connection: Any = None
         self._thread: _StoreThread | None = None
+        self._limits = 0.0
+
+    def take_limits(self) -> float:
+        """Return how many seconds the calls since the last question may have taken."""
+        limits, self._limits = self._limits, 0.0
+        return limits
 
     @property
     def connection(self) -> Any:
@@ -46,6 +52,7 @@ class StoreCalls:
             time_limits.MONITOR_STORE_TIMEOUT_SECONDS,
             time_limits.MONITOR_REPORT_TIMEOUT_SECONDS,
         )
+        self._limits += long if patient else usual
         # An earlier call may still be in C++ on this connection, which only one thread may use at a
         # time.
         if self._thread is not None and not self._thread.idle.wait(long if patient else 0):

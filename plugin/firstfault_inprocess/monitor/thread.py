@@ -29,8 +29,8 @@ from firstfault_torch.guard import (
 
 _MAX_ITERATION_DURATION = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""
-_INSTRUCTIONS = 1000
-_STAYS = (
+_MAX_JUMPS = 1000
+_STUCK_MESSAGE = (
     "in-process restart: this rank is still at %s, after %s; "
     "if it has not left the function within %g s (hard_timeout), its monitor process ends it"
 )
@@ -143,7 +143,7 @@ class MonitorThread:
         """
         position = find_position(self._main)
         faults = "; ".join(map(str, self._iteration.faults()[:3]))
-        logger.warning(_STAYS, position and position.text, faults, self._hard_timeout)
+        logger.warning(_STUCK_MESSAGE, position and position.text, faults, self._hard_timeout)
 
     def call(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         """Return what the function returns and None, or None and what it raised;
@@ -205,7 +205,7 @@ class MonitorThread:
         """Hold the connection no longer, if the thread has ended."""
         # A thread that still runs keeps the connection: it may be in a call on it.
         if self.join(time_limits.MONITOR_CLOSE_TIMEOUT_SECONDS):
-            self._iteration.close()
+            self._iteration.drop_connection()
             self._abort = lambda: None
 
 
@@ -219,7 +219,7 @@ def _take_back() -> None:
     with contextlib.suppress(RankShouldRestart):
         # CPython keeps one pending exception per thread: a second call replaces the first.
         _set_exception(threading.get_ident(), RankShouldRestart)
-        for _ in range(_INSTRUCTIONS):  # Python raises it at one of the next jumps
+        for _ in range(_MAX_JUMPS):  # Python raises it at one of the next jumps
             pass
 
 

@@ -75,7 +75,7 @@ class ReportingAgent(LocalElasticAgent):
         super().__init__(
             spec=replace(spec, monitor_interval=_NO_PAUSE, rdzv_handler=handler), **kwargs
         )
-        if missing := torch_agent.missing_names(self):
+        if missing := torch_agent.find_missing_names(self):
             raise UnsupportedTorchError(", ".join(missing))
         self._interval = spec.monitor_interval
         self._terminated_seconds = (
@@ -134,7 +134,7 @@ class ReportingAgent(LocalElasticAgent):
         # would kill the agent
         variables = torch_agent.flight_recorder_variables(os.environ)
         with suppress_internal_errors_in_main("sending the workers the place for their documents"):
-            variables = {**variables, **node.reporter.node_context.environment()}
+            variables = {**variables, **node.reporter.node_context.to_environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         with hold_forked_workers(node.reporter.node_context.files), environment_set(variables):
@@ -219,7 +219,7 @@ class ReportingAgent(LocalElasticAgent):
             # After the last round the line waits for the verdict.
             if self._remaining_restarts > 0:
                 with suppress_internal_errors_in_main("logging a failure"):
-                    torch_agent.log_failure(node.reporter.report.failure_lines)
+                    torch_agent.log_root_or_first_failure(node.reporter.report.failure_lines)
         elif result.state is WorkerState.HEALTHY:
             self._handle_peer_failure(worker_group)
         return result
@@ -320,7 +320,7 @@ class ReportingAgent(LocalElasticAgent):
         result = cast("RunResult", found)
         failures = {}
         for rank, kept in result.failures.items():
-            failures[rank] = torch_agent.process_failure(
+            failures[rank] = torch_agent.build_process_failure(
                 kept.local_rank,
                 kept.pid,
                 kept.exitcode,
@@ -356,7 +356,9 @@ class ReportingAgent(LocalElasticAgent):
                 for death in ordered:
                     lines[self.node.places.rank_of(death.local_rank) or 0] = self._describe(death)
         file = files.get(first.local_rank, "")
-        failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
+        failure = torch_agent.build_process_failure(
+            first.local_rank, first.pid, first.exit_code, file
+        )
         return RunResult(
             WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure}
         )

@@ -28,7 +28,7 @@ from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.compat import warn_once
-from firstfault_torch.compat.torch_agent import process_failure
+from firstfault_torch.compat.torch_agent import build_process_failure
 from firstfault_torch.failures.failure_records import ErrorClass, classify_error
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext, environment_set
@@ -166,7 +166,7 @@ def launch_agent(
                 results,
                 peers=node.peers,
             )
-        with environment_set(node_context.environment()):
+        with environment_set(node_context.to_environment()):
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
         # The exception of a signal has arrived here: the signal thread must not raise again during
@@ -276,7 +276,7 @@ def name_root_cause(error: Exception, report: NodeReport, root_ranks: Sequence[i
     if not ended.exit_code:
         return error  # torch treats it as a success
     file = report.error_files.get(ended.local_rank, "")
-    failure = process_failure(ended.local_rank, ended.pid, ended.exit_code, file)
+    failure = build_process_failure(ended.local_rank, ended.pid, ended.exit_code, file)
     return ChildFailedError(error.name, {rank: failure})
 
 

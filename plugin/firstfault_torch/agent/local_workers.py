@@ -32,9 +32,9 @@ from firstfault_torch.agent.stop_processes import (
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import (
     close_program_files,
-    handed_over,
+    collect_results,
+    find_ranks_without_result,
     traceback_files,
-    unfinished,
     worker_processes,
 )
 from firstfault_torch.descriptors import KeptDescriptor
@@ -294,7 +294,7 @@ class LocalWorkers:
         if self.are_programs:
             return {}
         # A worker that died while it wrote leaves half a result, and reading it would block.
-        read = partial(handed_over, self._context, local_ranks)
+        read = partial(collect_results, self._context, local_ranks)
         doing = "reading the workers' results"
         return call_with_timeout(read, time_limits.RESULTS_TIMEOUT_SECONDS, doing, local=True) or {}
 
@@ -317,7 +317,7 @@ class LocalWorkers:
         reported = self.reported()
         # Before `ended`: a worker that hands over its result between the two reads can't have ended
         # by the second, because torch's `_wrap` lets it end only after all results.
-        counted = unfinished(self._context)
+        counted = find_ranks_without_result(self._context)
         stop = self.stopped
         return [
             worker_exit

@@ -414,7 +414,7 @@ class NodeRound:
             failure.reason,
         )
         if self.survivors is not None:
-            self.survivors.await_end()
+            self.survivors.await_all_exits()
         self._forget_recovered()
         with suppress_internal_errors_in_main("stopping the workers"):
             # Both nodes may have failed at the same time. A worker that has exited already wasn't

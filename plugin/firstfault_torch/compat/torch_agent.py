@@ -31,24 +31,24 @@ _HOOKS = (
     "_exit_barrier",
 )
 _ATTRIBUTES = ("_worker_group", "_remaining_restarts", "_pcontext")
-BARRIER_MEMBERS = "torchelastic/agent/terminal_state/num_members"
+BARRIER_MEMBERS_KEY = "torchelastic/agent/terminal_state/num_members"
 """How many agents have entered torch's exit barrier; an agent without firstfault counts there too.
 """
-BARRIER_LAST = "torchelastic/agent/terminal_state/last_member"
+BARRIER_COMPLETE_KEY = "torchelastic/agent/terminal_state/last_member"
 """Set by the last one."""
 _LOGGERS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.elastic.multiprocessing.api",
 )
-_FAILURES = logging.getLogger(_LOGGERS[-1])
+_failure_logger = logging.getLogger(_LOGGERS[-1])
 """Where torch logs which worker failed."""
 _formatter = logging.Formatter()
-_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+_BUFFER_SIZE_VARIABLE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """Entries of torch's flight recorder. torch 2.9 and later read TORCH_FR_BUFFER_SIZE
 and warn of this name.
 """
-_ENTRIES = "2000"
+_DEFAULT_ENTRIES = "2000"
 """torch's own default since 2.9."""
 
 
@@ -58,8 +58,8 @@ def flight_recorder_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     torch 2.2 to 2.8 keep no entries without them; since 2.9 torch keeps 2,000 by default.
     """
-    is_on = torch.__version__ >= "2.9" or _BUFFER_SIZE in environment
-    return {} if is_on else {_BUFFER_SIZE: _ENTRIES}
+    is_on = torch.__version__ >= "2.9" or _BUFFER_SIZE_VARIABLE in environment
+    return {} if is_on else {_BUFFER_SIZE_VARIABLE: _DEFAULT_ENTRIES}
 
 
 class _Subprocess:
@@ -104,7 +104,7 @@ def master_address(group: WorkerGroup) -> tuple[str, int]:
     return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))
 
 
-def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
+def find_missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
     """Return the hooks that this torch's agent lacks, and the attributes that `agent` lacks.
 
     Without one of them our agent can't replace torch's.
@@ -128,7 +128,7 @@ def has_handler(name: str) -> bool:
     return name in getattr(rendezvous_handler_registry, "_registry", {})
 
 
-def forget_shared_store(handler: Any) -> None:
+def discard_shared_store(handler: Any) -> None:
     """Let the next rendezvous make a new store for the workers. A torch that makes one
     anyway has no such names.
     """
@@ -191,7 +191,7 @@ def traceback_files(context: Any) -> dict[int, str]:
     return {rank: str(file) for rank, file in enumerate(files or ())}
 
 
-def unfinished(context: Any) -> frozenset[int]:
+def find_ranks_without_result(context: Any) -> frozenset[int]:
     """Return the local ranks that haven't handed over a result yet.
 
     A worker hands over its result before it may exit, so a worker that exited without a result
@@ -199,16 +199,18 @@ def unfinished(context: Any) -> frozenset[int]:
     """
     if hasattr(context, "subprocess_handlers"):
         return frozenset()
-    taken, queues = _get_results(context, "a worker that exits with 0 in the middle is not noticed")
+    taken, queues = _get_results_and_queues(
+        context, "a worker that exits with 0 in the middle is not noticed"
+    )
     return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
 
 
-def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
+def collect_results(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
     """Return the results that these workers have handed over so far, by local rank.
 
     Leave out workers that may have died while they wrote: reading half a result blocks forever.
     """
-    taken, queues = _get_results(
+    taken, queues = _get_results_and_queues(
         context, "the workers of a node cannot continue after one of them has ended"
     )
     for rank, queue in queues.items():
@@ -217,7 +219,9 @@ def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
     return dict(taken)
 
 
-def _get_results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[int, Any]]:
+def _get_results_and_queues(
+    context: Any, consequence: str
+) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the results that were taken so far, and the queues of all workers;
     empty if torch has no such names.
     """
@@ -229,14 +233,16 @@ def _get_results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[i
     return taken, queues
 
 
-def let_workers_end(context: Any) -> None:
+def let_workers_exit(context: Any) -> None:
     """Let workers exit that have handed over their results."""
     finished = getattr(context, "_worker_finished_event", None)
     if finished is not None:
         finished.set()
 
 
-def process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) -> ProcessFailure:
+def build_process_failure(
+    local_rank: int, pid: int, exit_code: int, error_file: str
+) -> ProcessFailure:
     """Return torch's record of a failed worker; without the content of a file that torch
     could not read or print.
 
@@ -258,7 +264,7 @@ def describe_failure(context: Any, local_rank: int, pid: int, exit_code: int) ->
     return f"failed (exitcode: {exit_code}) local_rank: {local_rank} (pid: {pid}) of {what}{more}"
 
 
-def log_failure(lines: dict[int, str], root_ranks: Sequence[int] = ()) -> None:
+def log_root_or_first_failure(lines: dict[int, str], root_ranks: Sequence[int] = ()) -> None:
     """Log one line of `describe_failure` through torch's logger, and drop all lines. The line is
     about the root cause if it is known, otherwise about the first failure.
 
@@ -273,7 +279,7 @@ def log_failure(lines: dict[int, str], root_ranks: Sequence[int] = ()) -> None:
     line = lines[named] if named is not None else ""
     lines.clear()
     if line:
-        _FAILURES.error("%s", line)
+        _failure_logger.error("%s", line)
 
 
 def format_exceptions_early() -> None:
@@ -284,10 +290,10 @@ def format_exceptions_early() -> None:
     just lost a worker.
     """
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_formatted)
+        logging.getLogger(name).addFilter(_format_now)
 
 
-def _is_formatted(record: logging.LogRecord) -> bool:
+def _format_now(record: logging.LogRecord) -> bool:
     if record.exc_info and not record.exc_text:
         record.exc_text = _formatter.formatException(record.exc_info)
         record.exc_info = None

@@ -32,9 +32,9 @@ _GROUP_MAPS = (
     "pg_coalesce_state",
 )
 _GLOO = "gloo"
-_RECORDED = ("nccl2", "nccl-lazy", _GLOO)
+_BACKENDS_WITH_RECORDERS = ("nccl2", "nccl-lazy", _GLOO)
 """Backends with recorders that are also read after their groups were destroyed."""
-_ENTRIES_OF_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_BUFFER_SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def flight_recorders() -> list[Callable[..., Any]]:
@@ -52,7 +52,9 @@ def flight_recorders() -> list[Callable[..., Any]]:
     )
     found = [of_nccl, of_others]
     if of_others is not None and "backend: " in (of_others.__doc__ or ""):
-        names = sorted({*_RECORDED, *_list_backends()}, key=lambda name: (name == _GLOO, name))
+        names = sorted(
+            {*_BACKENDS_WITH_RECORDERS, *_list_backends()}, key=lambda name: (name == _GLOO, name)
+        )
         found[1:] = [partial(of_others, backend=name) for name in names]
     return [dump for dump in found if dump is not None]
 
@@ -90,7 +92,7 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
     entries = (entry for trace in traces for entry in trace.get("entries") or ())
     names = (entry.get("profiling_name") for entry in entries if isinstance(entry, dict))
     known = {str(name).partition(":")[0] for name in names}
-    is_off = any(os.environ.get(name) == "0" for name in _ENTRIES_OF_RECORDERS)
+    is_off = any(os.environ.get(name) == "0" for name in _BUFFER_SIZE_VARIABLES)
     if is_off or sys.modules["torch"].__version__ < "2.9":
         return []
     recorded = {
@@ -229,8 +231,8 @@ def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callabl
 # of its devices has a thread that waits for all of the device's sockets through one epoll object,
 # and Linux lists the sockets that it watches (proc(5)).
 _GLOO_THREAD = "gloo_tcp_loop"
-_LOOKS = 20
-_WATCHED = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)
+_MAX_SAMPLES = 20
+_EPOLL_TARGET = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)
 _PROC = Path("/proc/self")
 
 
@@ -242,8 +244,10 @@ def shut_down_gloo_connections() -> int:
     many connections there were: 0 without gloo, or where ``/proc`` can't be read.
     """
     count = 0
-    for epoll in {epoll for task in _loop_threads() if (epoll := _waited_for(task)) is not None}:
-        for number, inode in _WATCHED.findall((_PROC / f"fdinfo/{epoll}").read_text()):
+    for epoll in {
+        epoll for task in _loop_threads() if (epoll := _find_awaited_epoll(task)) is not None
+    }:
+        for number, inode in _EPOLL_TARGET.findall((_PROC / f"fdinfo/{epoll}").read_text()):
             count += _shut_down(int(number), int(inode, 16))
     return count
 
@@ -260,9 +264,9 @@ def _loop_threads() -> list[Path]:
     return found
 
 
-def _waited_for(task: Path) -> int | None:
+def _find_awaited_epoll(task: Path) -> int | None:
     """Return the epoll object that a thread waits for: the first argument of its system call."""
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_SAMPLES):
         try:
             call = (task / "syscall").read_text().split()
             if len(call) > 1:

@@ -25,7 +25,7 @@ TESTED_RELEASES: Mapping[str, tuple[_Release, _Release]] = {
     "nvidia-resiliency-ext": ((0, 4), (0, 7)),
 }
 """The first and the last release by distribution. The first is the minimum in pyproject.toml, which
-has no extra for Ray. docs/reference/versions.md says what was run; a test compares all three.
+has no extra for Ray. docs/reference/versions.md lists what was run; a test compares all three.
 """
 
 

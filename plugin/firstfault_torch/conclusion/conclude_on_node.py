@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion, RestartContext
     from firstfault_torch.options import Options
 
-_FALLBACK = "earliest"
+_FALLBACK_STRATEGY = "earliest"
 """The strategy that replaces one that raises: the simplest one."""
 
 
@@ -117,7 +117,7 @@ def _first_conclusion(
 
     Tried in turn: the task's own; without its strategy; without its policy; without both.
     """
-    strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
+    strategies = [strategy] if strategy == _FALLBACK_STRATEGY else [strategy, _FALLBACK_STRATEGY]
     policies = [None] if policy is None else [policy, None]
     *tried, last = [(name, chosen) for chosen in policies for name in strategies]
     hurried = get_limit(Step.CONCLUDE, Hurry.TERMINATED)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.errors import BadDocumentError
-from firstfault.layout import ERROR_FILE, bundle_path
+from firstfault.layout import ERROR_FILE, get_path_in_bundle
 from firstfault.model import DocumentRef, Seal, Verdict
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import from_json, to_json
@@ -66,7 +66,7 @@ def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> Public
         fault_timestamp_ns=verdict.timestamp_ns,
         worker=verdict.node or "",
     )
-    bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
+    bundle = pack({get_path_in_bundle(path): data for path, data in concluded.files.items()})
     sealed = SealedVerdict(verdict, decision, seal, encode_seal(seal))
     return Publication(sealed, node_context, OwnConclusion(conclusion, report), bundle=bundle)
 

@@ -23,14 +23,14 @@ from firstfault.utils.text import counted
 from firstfault_torch.guard import try_call
 
 _MAX_FRAMES = 200
-_WITH_CONTEXT = 8
+_MAX_FRAMES_WITH_CONTEXT = 8
 """Frames of the program's own that are kept with the lines around theirs,
 the innermost of an exception.
 """
-_AROUND = 2
+_CONTEXT_LINES = 2
 """Lines before and after."""
 _MAX_CAUSES = 10
-_MAX_LINKS = 10_000
+_MAX_CHAIN_LENGTH = 10_000
 """Of a chain, to find its innermost exception."""
 _MAX_MEMBERS = 10
 _MAX_DEPTH = 6
@@ -38,16 +38,16 @@ _MAX_DEPTH = 6
 _MAX_EXCEPTIONS = 60
 """In all causes and groups together."""
 _MAX_NOTES = 20
-_MAX_NOTE = 4096
+_MAX_NOTE_CHARACTERS = 4096
 _OWN_FOLDERS = (
     f"{Path(__file__).parents[1]}{os.sep}",
     f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}",
 )
 """The folders of this package and of the task plugin that calls it."""
 
-_MAX_TEXT = 64 * 1024
+_MAX_TEXT_CHARACTERS = 64 * 1024
 """Characters of a message that are kept in memory."""
-NOTED = "__firstfault_noted__"
+CAPTURED_ATTRIBUTE = "__firstfault_noted__"
 """The attribute of an exception that was captured before."""
 
 # Each process that records failures imports this module before it can fail. Then it may lack the
@@ -58,13 +58,13 @@ compile_patterns(exceptions)
 
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
     """Return `error` as data. `in_flight` means that it is still inside the task function."""
-    if isinstance(noted := _get_attribute(error, NOTED), ExceptionInfo):
+    if isinstance(noted := _get_attribute(error, CAPTURED_ATTRIBUTE), ExceptionInfo):
         return noted
     found = _capture(error, [])
     return (try_call(lambda: _with_outer_frames(found, error))[0] or found) if in_flight else found
 
 
-def before_exit(error: BaseException) -> BaseException:
+def find_exception_behind_exit(error: BaseException) -> BaseException:
     """Return the exception that became ``sys.exit(code)``, by default `error` itself.
 
     Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the
@@ -83,7 +83,7 @@ def before_exit(error: BaseException) -> BaseException:
     return error
 
 
-def bare(error: BaseException) -> ExceptionInfo:
+def describe_type(error: BaseException) -> ExceptionInfo:
     """Return the type of `error` and its bases, without running the user's code."""
     kind = type(error)
     return ExceptionInfo(type=qualified_name(kind), message="", bases=list_bases(kind))
@@ -92,7 +92,7 @@ def bare(error: BaseException) -> ExceptionInfo:
 def safe_text(value: Any) -> str:
     """Return ``str(value)``, or why it can't be converted."""
     # a subclass of str may override anything
-    text, error = try_call(lambda: str.__str__(str(value))[:_MAX_TEXT])
+    text, error = try_call(lambda: str.__str__(str(value))[:_MAX_TEXT_CHARACTERS])
     return text if text is not None else f"<no text: str() raised {type(error).__name__}>"
 
 
@@ -195,7 +195,7 @@ def _list_frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
     if omitted:
         entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
     own = [entry for entry in entries if not is_library_file(entry.tb_frame.f_code.co_filename)]
-    with_context = set(map(id, own[-_WITH_CONTEXT:]))
+    with_context = set(map(id, own[-_MAX_FRAMES_WITH_CONTEXT:]))
     return (
         tuple(_build_frame(entry, with_context=id(entry) in with_context) for entry in entries),
         omitted,
@@ -224,12 +224,12 @@ def read_lines(file: str) -> list[str]:
 
 def add_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
     """Return a frame with the lines around its own."""
-    first = max(frame.line - 1 - _AROUND, 0)
-    last = frame.line + _AROUND
+    first = max(frame.line - 1 - _CONTEXT_LINES, 0)
+    last = frame.line + _CONTEXT_LINES
     if (clause := find_enclosing_handler(lines, frame.line - 1)) is not None:
         # these lines show what the handler does
         first = min(first, clause)
-        last = frame.line + 3 * _AROUND
+        last = frame.line + 3 * _CONTEXT_LINES
     around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
 
@@ -241,7 +241,9 @@ def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
     original = unwrap_remote(exception)
     if original is exception:
         return exception
-    own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]
+    own = [frame for frame in original.frames if not is_library_file(frame.file)][
+        -_MAX_FRAMES_WITH_CONTEXT:
+    ]
     known = [(frame, read_lines(frame.file)) for frame in own]
     frames = tuple(
         add_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines)
@@ -265,7 +267,8 @@ def _find_marked_columns(entry: TracebackType, source: str) -> tuple[int, int]:
     # of an expression on several lines the first one is marked to its end
     till = len(source) if last != first else len(data[:end].decode(errors="replace"))
     indent = len(source) - len(source.lstrip())
-    since, till = len(data[:start].decode(errors="replace")) - indent, till - indent
+    since = len(data[:start].decode(errors="replace")) - indent
+    till -= indent
     whole = since <= 0 and till >= len(source) - indent
     return (0, 0) if whole or not 0 <= since < till else (since, till)
 
@@ -274,7 +277,7 @@ def _list_notes(error: BaseException) -> tuple[str, ...]:
     notes = _get_attribute(error, "__notes__", ())
     if not isinstance(notes, list | tuple):
         return (safe_text(notes),)
-    return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
+    return tuple(safe_text(note)[:_MAX_NOTE_CHARACTERS] for note in notes[:_MAX_NOTES])
 
 
 def _capture_causes(
@@ -307,7 +310,7 @@ def _list_chain(error: BaseException) -> list[tuple[BaseException, str]]:
     """
     seen = {id(error)}
     links: list[tuple[BaseException, str]] = []
-    while len(links) < _MAX_LINKS:
+    while len(links) < _MAX_CHAIN_LENGTH:
         following = _get_attribute(error, "__cause__")
         relation = "cause"
         if following is None:

@@ -77,7 +77,7 @@ class StallComparison:
         stopped: threading.Event,
     ) -> ReportElected | NoReportElected:
         """Share this node's observations, and return the leader's report. Wait at most `seconds`
-        for the other nodes' observations.
+        for observations of peers.
         """
         connections = self._connections
         if connections is None:

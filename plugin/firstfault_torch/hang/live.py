@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import FirstFaultError
-from firstfault.layout import LIVE, watched_until_ms
+from firstfault.layout import LIVE, find_watch_end_ms
 from firstfault.recorder.client import RecorderClient
 from firstfault.store import is_remote
 from firstfault_torch.guard import try_call
@@ -119,7 +119,7 @@ class LiveProgress:
                 RecorderClient(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS
             )
             names, _ = try_call(list_names, FirstFaultError)
-        return watched_until_ms(names or ()) > time.time() * 1000
+        return find_watch_end_ms(names or ()) > time.time() * 1000
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

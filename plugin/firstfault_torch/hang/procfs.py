@@ -14,7 +14,7 @@ KERNEL_STATES = {
     b"t": "is held by a debugger",
     b"D": "is blocked in the kernel",
 }
-CALLS_OF_FILES = {
+DESCRIPTOR_CALLS = {
     "x86_64": {
         0: "read", 1: "write", 17: "pread64", 18: "pwrite64", 42: "connect", 43: "accept", 44: "sendto",
         45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 73: "flock", 74: "fsync", 288: "accept4",
@@ -103,7 +103,7 @@ def describe_wait(pid: int) -> str:
     number = int(fields[0])
     if name := OTHER_CALLS.get(machine, {}).get(number):
         return f"waits in {name}"
-    if not (name := CALLS_OF_FILES.get(machine, {}).get(number)):
+    if not (name := DESCRIPTOR_CALLS.get(machine, {}).get(number)):
         return ""
     try:
         target = os.readlink(f"/proc/{pid}/fd/{int(fields[1], 16)}")  # noqa: PTH115 - a text

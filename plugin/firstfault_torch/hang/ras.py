@@ -89,8 +89,9 @@ def _request_status(deadline: float, pids: Collection[int]) -> str:
 
 
 def _is_served_by(connection: socket.socket, pids: Collection[int]) -> bool:
-    """Whether the process at the other end of a connection on this machine is one of these."""
-    own_port, its_port = connection.getsockname()[1], connection.getpeername()[1]
+    """Whether one of these processes serves a connection on this machine."""
+    own_port = connection.getsockname()[1]
+    its_port = connection.getpeername()[1]
     # proc_pid_net(5): addresses as hexadecimal "ADDRESS:PORT" in columns 2 and 3, the socket's
     # inode in column 10. A server that listens on IPv6 is in tcp6, also for a client on IPv4.
     rows = [

@@ -185,7 +185,9 @@ class StallWatch:
                 return self._comparison.look_up_peers(number)
             case Compare(number):
                 files, seconds = self._observations.files, self._limits.reports
-                return self._comparison.compare(number, files, self._lead, seconds, self._stopped)
+                return self._comparison.compare(
+                    number, files, self._conclude_as_leader, seconds, self._stopped
+                )
             case Conclude():
                 return StallConcluded(self._conclude(question, self._observations.files))
             case CloseComparison():
@@ -224,7 +226,7 @@ class StallWatch:
         )
         return ObservationsTaken(self._observations.calls_collectives)
 
-    def _lead(self, reports: CollectedReports) -> StallReport:
+    def _conclude_as_leader(self, reports: CollectedReports) -> StallReport:
         """Return the conclusion for all nodes."""
         copies = reports.copies.items()
         there = (json.loads(data) for name, data in copies if name.endswith(OBSERVATION_SUFFIX))

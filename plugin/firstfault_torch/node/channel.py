@@ -29,7 +29,7 @@ from firstfault_torch import time_limits
 from firstfault_torch.descriptors import KeptDescriptor
 from firstfault_torch.guard import start_daemon, suppress_internal_errors
 
-_LARGEST = 128 * 1024
+_MAX_MESSAGE_BYTES = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 STATE, PULSE, SNAPSHOT = "state", "pulse", "snapshot"
 """An agent's questions: the state of a worker that it is about to stop; whether one makes progress;
@@ -43,7 +43,7 @@ _ECHO = "echo"
 """An agent's message to itself: what arrived before it has been read."""
 _MAX_GROUPS = 24
 """Process groups in one message, which holds at most 128 KiB."""
-_MAX_TEXT = 2000
+_MAX_TEXT_CHARACTERS = 2000
 _MAX_FRAMES = 20
 
 
@@ -51,8 +51,8 @@ class _Listener:
     """A bound socket, and a thread that calls `take` with each message that arrives there,
     and logs what it raises.
 
-    It lives in a process whose program may close all descriptors, and open files or sockets under
-    their numbers: then it binds a new socket, and leaves the number alone. It also does so when a
+    The program of its process may close all descriptors, and open files or sockets under their
+    numbers: then it binds a new socket, and leaves the number alone. It also does so when a
     cleaner of /tmp has removed the socket's file, for which it looks once a minute. `each_minute`
     is called then, unless a message came first.
 
@@ -92,7 +92,7 @@ class _Listener:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         else:
-            # the same, for a thread that still waits at the socket whose number is lost
+            # the same, for a thread that still waits at a socket with a lost number
             _send(self._path, {})
         self._release()
 
@@ -164,7 +164,7 @@ class _Listener:
 
     def _receive(self) -> None:
         try:
-            data = self._socket.recv(_LARGEST)
+            data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except BlockingIOError:  # the time is up
             with suppress_internal_errors("doing what is due each minute"):
                 self._each_minute()
@@ -360,7 +360,7 @@ class WorkerChannel:
 def _send(path: Path, message: dict[str, Any]) -> bool:
     """Send a message; return False if no process receives there."""
     data = json.dumps(message).encode()
-    while len(data) > _LARGEST:
+    while len(data) > _MAX_MESSAGE_BYTES:
         # a cut text isn't JSON: leave out the largest part
         message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
         data = json.dumps(message).encode()
@@ -392,7 +392,7 @@ def to_message(
                 item.thread,
                 item.timestamp_ns,
                 item.exception.type,
-                item.exception.message[:_MAX_TEXT],
+                item.exception.message[:_MAX_TEXT_CHARACTERS],
                 [
                     (frame.file, frame.line, frame.function, frame.code)
                     for frame in item.exception.frames[-_MAX_FRAMES:]
@@ -412,7 +412,7 @@ def _exception_to_message(exception: ExceptionInfo) -> dict[str, Any]:
     frames = (*exception.frames[:1], *exception.frames[1:][-_MAX_FRAMES:])
     return {
         "type": exception.type,
-        "message": exception.message[:_MAX_TEXT],
+        "message": exception.message[:_MAX_TEXT_CHARACTERS],
         "bases": exception.bases,
         "frames": [(frame.file, frame.line, frame.function, frame.code) for frame in frames],
         "frames_omitted": exception.frames_omitted + len(exception.frames) - len(frames),

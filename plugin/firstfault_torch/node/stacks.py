@@ -135,8 +135,8 @@ def _request_stacks(files: WorkerFiles, pid: int) -> bool:
 def _may_be_asked(files: WorkerFiles, pid: int) -> bool:
     """Whether the signal makes a process write its stacks to its file, and does nothing else.
 
-    The program may have replaced the handler since it was offered, or may have closed the file, and
-    use its number for one of its own. Another program under the same process id (after exec) has
+    The program may have replaced the handler since it was offered, or may have closed the file and
+    opened its own under the number. Another program under the same process id (after exec) has
     neither, and the signal would end it.
     """
     try:

@@ -28,7 +28,7 @@ from firstfault_torch.time_limits import RELAY_CLOSE_TIMEOUT_SECONDS, SHUTDOWN_P
 _STDERR = 2
 _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
-_ABORTS_SOON = b"flight recorder dump before aborting"
+_NCCL_ABORT_ANNOUNCED = b"flight recorder dump before aborting"
 """torch 2.15 prints it 15 s before it aborts a process after a collective's timeout,
 when its own dump has ended.
 """
@@ -103,7 +103,7 @@ class StderrRelay:
         self._thread: threading.Thread | None = None
         self._wake_reader, self._wake_writer = os.pipe()
         """A byte wakes the thread; the end stops it."""
-        _living.add(self)
+        _open_relays.add(self)
         try:
             for local_rank in destinations.keys() - self._written.keys():
                 path = files.worker(round_, local_rank).stderr
@@ -154,9 +154,9 @@ class StderrRelay:
                 # The caller wants it now, but the order on the agent's stderr is the relaying
                 # thread's: it writes this before what it reads next.
                 self._taken[local_rank] = self._taken.get(local_rank, b"") + data
-            # `_living` is checked under the lock with which `close` leaves it: afterwards the
+            # `_open_relays` is checked under the lock with which `close` leaves it: afterwards the
             # number of the pipe's writing end may belong to another file.
-            if self._taken and self in _living:
+            if self._taken and self in _open_relays:
                 os.write(self._wake_writer, b"\0")
             return _whole_lines(bytes(self._tails.get(local_rank, b"")))
 
@@ -177,15 +177,15 @@ class StderrRelay:
         # Closing the pipe's writing end stops the thread: it finds the end after the bytes that are
         # still in the pipe.
         with self._lock:
-            if self not in _living:
+            if self not in _open_relays:
                 return  # closed already, or a copy in a forked child
-            _living.discard(self)
+            _open_relays.discard(self)
             os.close(self._wake_writer)
         if self._thread is not None:
             # The reader of the agent's own stderr may be slow or stopped: the agent continues, and
             # waits again at its end.
             self._thread.join(RELAY_CLOSE_TIMEOUT_SECONDS)
-            _closing.add(self._thread)
+            _closing_threads.add(self._thread)
         else:
             self._end()
 
@@ -283,8 +283,8 @@ class StderrRelay:
         kept += data
         # The announcement may be split across two reads: the search begins a little before this
         # one's data.
-        begins = max(len(kept) - len(data) - len(_ABORTS_SOON), 0)
-        if local_rank not in self._alarmed and kept.find(_ABORTS_SOON, begins) >= 0:
+        begins = max(len(kept) - len(data) - len(_NCCL_ABORT_ANNOUNCED), 0)
+        if local_rank not in self._alarmed and kept.find(_NCCL_ABORT_ANNOUNCED, begins) >= 0:
             self._alarmed.add(local_rank)
             self._alarm(local_rank)
         del kept[:-_KEPT_BYTES]
@@ -309,8 +309,8 @@ def _whole_lines(kept: bytes) -> str:
     return kept.decode(errors="replace").lstrip("\r\n").rstrip()
 
 
-_living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
-_closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_open_relays: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
+_closing_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def flush_relays(shutdown_requested: threading.Event) -> None:
@@ -318,16 +318,16 @@ def flush_relays(shutdown_requested: threading.Event) -> None:
     or until a shutdown.
     """
     # In short steps, because a join that has begun can't be ended by a shutdown request.
-    for thread in list(_closing):
+    for thread in list(_closing_threads):
         while thread.is_alive() and not shutdown_requested.is_set():
             thread.join(SHUTDOWN_POLL_SECONDS)
 
 
 def _forget_all() -> None:
-    for tails in list(_living):
+    for tails in list(_open_relays):
         tails.forget()
-    _living.clear()
-    _closing.clear()
+    _open_relays.clear()
+    _closing_threads.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -91,8 +91,8 @@ class NamesRead:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentsCounted:
-    """The answer to `CountAgents`: how many nodes run firstfault, None without an answer."""
+class FirstfaultNodesCounted:
+    """The answer to `CountFirstfaultNodes`, None without an answer."""
 
     number: int | None
 
@@ -153,7 +153,7 @@ BarrierEvent: TypeAlias = (
     | Counted
     | Polled
     | NamesRead
-    | AgentsCounted
+    | FirstfaultNodesCounted
     | AllFinished
     | RoundFailed
     | StoreLost
@@ -207,8 +207,8 @@ class CheckNames:
 
 
 @dataclass(frozen=True, slots=True)
-class CountAgents:
-    """Count the nodes that run firstfault; answer with `AgentsCounted`."""
+class CountFirstfaultNodes:
+    """Count the nodes that run firstfault; answer with `FirstfaultNodesCounted`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class AnnounceFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkFinished:
+class IgnoreSignals:
     """All nodes have finished: from now on a signal is no failure."""
 
 
@@ -296,10 +296,10 @@ BarrierInstruction: TypeAlias = (
     | MarkComplete
     | PollBarrier
     | CheckNames
-    | CountAgents
+    | CountFirstfaultNodes
     | ReadOutcome
     | AnnounceFinished
-    | MarkFinished
+    | IgnoreSignals
     | AwaitAcks
     | ReadRoster
     | AskFatalFailure
@@ -429,8 +429,8 @@ class ExitBarrier:
                 return self._announce() if is_complete else self._wait(now)
             case NamesRead(names) if phase is BarrierPhase.CHECKING:
                 return self._take_names(names, now)
-            case AgentsCounted(number) if phase is BarrierPhase.COUNTING:
-                return self._take_agents(number, now)
+            case FirstfaultNodesCounted(number) if phase is BarrierPhase.COUNTING:
+                return self._take_firstfault_nodes(number, now)
             case RosterRead() if phase is BarrierPhase.READING_ROSTER:
                 return self._take_roster(event, now)
             case FatalFailureRead(found) if phase is BarrierPhase.ASKING:
@@ -461,7 +461,7 @@ class ExitBarrier:
 
     def _wait(self, now: float) -> list[BarrierInstruction]:
         if now >= self._count_at:
-            return self._ask(BarrierPhase.COUNTING, CountAgents())
+            return self._ask(BarrierPhase.COUNTING, CountFirstfaultNodes())
         self.phase = BarrierPhase.WAITING
         self.deadline = now + self._limits.poll
         return []
@@ -483,7 +483,7 @@ class ExitBarrier:
                 return self._announce()
         return self._poll()
 
-    def _take_agents(self, number: int | None, now: float) -> list[BarrierInstruction]:
+    def _take_firstfault_nodes(self, number: int | None, now: float) -> list[BarrierInstruction]:
         if number is not None and number < self._nodes:
             return [ReportForeignAgents(), *self._announce()]
         # Agents that run firstfault are waited for without a limit.
@@ -499,7 +499,7 @@ class ExitBarrier:
 
     def _confirm(self, now: float) -> list[BarrierInstruction]:
         self._acks_until = now + self._limits.acks
-        return self._ask(BarrierPhase.CONFIRMING, MarkFinished(), CountIn(BarrierCounter.FINISHED))
+        return self._ask(BarrierPhase.CONFIRMING, IgnoreSignals(), CountIn(BarrierCounter.FINISHED))
 
     def _take_acks(self, number: int | None, now: float) -> list[BarrierInstruction]:
         if number == self._nodes:

@@ -74,9 +74,9 @@ STALL_COUNT_KEY = "firstfault/stalls"
 """Number of the next stall. It names the election: nodes that notice the stall at different times
 meet under the same keys, until the election is over and the number is counted up.
 """
-SETTLED_STALLS_DELETED = 3
-"""Stalls before the present one that are deleted from the round's store each time. So the store
-keeps what the nodes shared of one stall, and of two while they compare.
+MAX_EARLIER_STALLS_DELETED = 3
+"""Stalls before the present one that are deleted from the round's store each time, at most. So the
+store keeps what the nodes shared of one stall, and of two while they compare.
 """
 
 
@@ -168,7 +168,7 @@ class StallProtocol:
             case StallPhase.CONCLUDING, StallConcluded(report):
                 return self._take_own_report(report)
             case StallPhase.COMPARING, ReportsCollected(group_ranks):
-                return self._lead(group_ranks)
+                return self._conclude_as_leader(group_ranks)
             case StallPhase.COMPARING, StallConcluded(report):
                 return self._share(report)
             case StallPhase.COMPARING, ReportElected(report, is_mine):
@@ -198,7 +198,7 @@ class StallProtocol:
         # Not the poll's begin: an investigation takes seconds, in which the agent wasn't frozen.
         self.times.polled_until = now
         if self.phase not in RESTING or self._is_ending:
-            self._return()
+            self._return_to_stalled()
         return []
 
     def _end(self) -> list[StallInstruction]:
@@ -212,17 +212,17 @@ class StallProtocol:
         self.times.is_starting = polled.is_starting
         if polled.has_moved:
             return self._resume()
-        self._return()
+        self._return_to_stalled()
         # The workers had some time to answer, and the round may have ended.
-        return [] if self._is_ending else self._look_closer()
+        return [] if self._is_ending else self._look_closer_if_due()
 
-    def _return(self) -> None:
+    def _return_to_stalled(self) -> None:
         """Return to the phase between two polls of a stall."""
         has_report = self.reports.stall is not None
         self.phase = StallPhase.REPORTED if has_report else StallPhase.STALLED
         self.phase = StallPhase.ENDED if self._is_ending else self.phase
 
-    def _look_closer(self) -> list[StallInstruction]:
+    def _look_closer_if_due(self) -> list[StallInstruction]:
         if self.times.is_look_due():
             return self._investigate()
         if self._has_peers and self.times.may_join():
@@ -247,7 +247,7 @@ class StallProtocol:
 
     def _rest(self) -> list[StallInstruction]:
         """End a poll without progress."""
-        self._return()
+        self._return_to_stalled()
         return [MeasureUsage()] if self.times.needs_baseline else []
 
     # --- the comparison ---------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class StallProtocol:
         self.phase = StallPhase.CONCLUDING
         return [self._conclude(frozenset({self._own}))]
 
-    def _lead(self, group_ranks: frozenset[int]) -> list[StallInstruction]:
+    def _conclude_as_leader(self, group_ranks: frozenset[int]) -> list[StallInstruction]:
         # A node without observations makes progress, or its agent is down. With most nodes missing,
         # no common report is possible.
         is_common = 2 * len(group_ranks) >= self._nodes
@@ -364,4 +364,4 @@ def _list_old(number: int) -> tuple[int, ...]:
     """Return the stalls before this one that may have left something in the store."""
     # A round may last for weeks, with a stall at each checkpoint. More than the last one, because
     # its leader may have died before it could delete the one before.
-    return tuple(range(max(number - SETTLED_STALLS_DELETED, 0), number))
+    return tuple(range(max(number - MAX_EARLIER_STALLS_DELETED, 0), number))

@@ -232,10 +232,10 @@ class VerdictElection:
         store = self._connections[0]
         if store is None and connect is None:
             return None
-        key, value = self._key("verdict"), pack_verdict(verdict)
 
         def put() -> bytes:
-            return set_once(store if connect is None else connect(), key, value)
+            connection = store if connect is None else connect()
+            return set_once(connection, self._key("verdict"), pack_verdict(verdict))
 
         call = partial(try_call, put, dist.DistError)
         hurry = Hurry.NONE if connect is None else Hurry.LEAVING_NOW

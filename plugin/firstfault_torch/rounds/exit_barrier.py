@@ -18,13 +18,12 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import Phase
 from firstfault_torch import time_limits
-from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS
+from firstfault_torch.compat.torch_agent import BARRIER_COMPLETE_KEY, BARRIER_MEMBERS_KEY
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.exit_barrier import (
     NAMES_KEY,
     AcksAwaited,
-    AgentsCounted,
     AllFinished,
     AnnounceFinished,
     Arrived,
@@ -36,15 +35,16 @@ from firstfault_torch.protocol.exit_barrier import (
     BarrierPhase,
     CheckNames,
     CloseRendezvous,
-    CountAgents,
     Counted,
+    CountFirstfaultNodes,
     CountIn,
     ExitBarrier,
     Fail,
     FailWithoutStore,
     FatalFailureRead,
+    FirstfaultNodesCounted,
+    IgnoreSignals,
     MarkComplete,
-    MarkFinished,
     NamesRead,
     OutcomeUnknown,
     PollBarrier,
@@ -77,7 +77,7 @@ FINISH_ACKS_KEY, ALL_ACKED_KEY = "firstfault/know", "firstfault/all-know"
 """Counter of the agents that know that all workers have succeeded; key that the last of them sets.
 """
 _KEYS = {
-    BarrierCounter.ENTERED: (BARRIER_MEMBERS, BARRIER_LAST),
+    BarrierCounter.ENTERED: (BARRIER_MEMBERS_KEY, BARRIER_COMPLETE_KEY),
     BarrierCounter.FINISHED: (FINISH_ACKS_KEY, ALL_ACKED_KEY),
 }
 
@@ -180,9 +180,9 @@ class PeersAtExit:
             case CheckNames(adds_own):
                 doing = "looking which nodes wait at the exit barrier"
                 return NamesRead(self._ask_agents(partial(self._read_names, adds_own), doing))
-            case CountAgents():
+            case CountFirstfaultNodes():
                 doing = "asking which nodes have firstfault"
-                return AgentsCounted(self._ask_agents(count_joined, doing))
+                return FirstfaultNodesCounted(self._ask_agents(count_joined, doing))
             case ReadOutcome():
                 doing = "looking for the round's outcome"
                 call_with_timeout(broadcast.poll, seconds, doing)
@@ -192,7 +192,7 @@ class PeersAtExit:
                 return self._parse_outcome(found) if found else None
             case AnnounceFinished():
                 return self._announce_finished()
-            case MarkFinished():
+            case IgnoreSignals():
                 self._mark_finished()
             case AwaitAcks(limit):
                 self._await_acks(limit)
@@ -224,7 +224,7 @@ class PeersAtExit:
 
     def _look(self) -> bool:
         try:
-            return bool(self._store.check([BARRIER_LAST]))
+            return bool(self._store.check([BARRIER_COMPLETE_KEY]))
         except (dist.DistNetworkError, dist.DistStoreError):
             return False  # the broadcast reports the lost store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from firstfault_torch.compat.torch_agent import forget_shared_store
+from firstfault_torch.compat.torch_agent import discard_shared_store
 from firstfault_torch.guard import BackgroundCall
 
 
@@ -25,7 +25,7 @@ class PatchedRendezvous:
 
     def next_rendezvous(self) -> Any:
         """See `torch.distributed.elastic.rendezvous.RendezvousHandler`."""
-        forget_shared_store(self._handler)
+        discard_shared_store(self._handler)
         return self._handler.next_rendezvous()
 
     def __getattr__(self, name: str) -> Any:

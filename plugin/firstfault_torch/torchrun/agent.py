@@ -62,13 +62,13 @@ from firstfault_torch.torchrun.settings import keeps_torch_box, read_options
 from firstfault_torch.torchrun.variables import drop_invalid
 from firstfault_torch.worker.worker_monitor import run_recorded
 
-_LAUNCHER = "torch.distributed.launcher.api"
+_LAUNCHER_API_MODULE = "torch.distributed.launcher.api"
 _LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
 _LAUNCHER_MODULE = "torch.distributed.run"
 _SHOWN_ROWS = ("Where", "Retry", "Next")
 """The rows of the report that are printed at the end of a failed job's output."""
 _LINE_LENGTH = 80
-_WRAPPING: Mapping[str, Any] = {
+_WRAP_OPTIONS: Mapping[str, Any] = {
     "subsequent_indent": "    ",
     "break_long_words": False,
     "break_on_hyphens": False,
@@ -91,7 +91,7 @@ def replace_launcher_agent() -> None:
 
     Once per process. If this torch has no such agent, log a warning and leave torch's.
     """
-    launcher: Any = importlib.import_module(_LAUNCHER)
+    launcher: Any = importlib.import_module(_LAUNCHER_API_MODULE)
     if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
         return
     if "LocalElasticAgent" not in launcher.__dict__:
@@ -225,7 +225,7 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
     `is_durable`: whether the verdict is in the job's folder.
     """
     # Python's end would wait for a thread that waits for the folder, and might abort the process if
-    # a thread is inside torch's store, whose host is frozen or gone.
+    # a thread is inside torch's store while the store's host is frozen or gone.
     if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
         _print_torch_box(failed.error)
         _exit_at_once(code)
@@ -367,7 +367,9 @@ class TorchrunEngine(PlainEngine):
         rows = dict(
             line.split(": ", 1) for line in sealed.seal.message.splitlines() if ": " in line
         )
-        lines = textwrap.wrap(f"firstfault: {sealed.verdict.headline}", _LINE_LENGTH, **_WRAPPING)
+        lines = textwrap.wrap(
+            f"firstfault: {sealed.verdict.headline}", _LINE_LENGTH, **_WRAP_OPTIONS
+        )
         is_interrupted = classify_outcome(sealed.verdict) is Outcome.INTERRUPTED  # a person did it
         shown = () if is_interrupted else _SHOWN_ROWS
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
@@ -401,5 +403,5 @@ def _store_on_node(publication: Publication, path: Path) -> None:
     os.close(begin_run(folder.parent, folder.name))
     (folder / ROSTER).mkdir(parents=True, exist_ok=True)
     if bundle := publication.bundle:
-        (folder / ROSTER / bundle_name(bundle, of_nodes=True)).write_bytes(bundle)
+        (folder / ROSTER / bundle_name(bundle, of_separate_nodes=True)).write_bytes(bundle)
     (folder / ERROR_FILE).write_bytes(publication.sealed.document)

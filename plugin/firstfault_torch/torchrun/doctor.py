@@ -39,11 +39,11 @@ _PACKAGES = {
     "extra azure": "adlfs",
 }
 _RAY_CALLBACKS_VARIABLE, _JAX_VARIABLE = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
-_HANDLER = "firstfault"
+_HANDLER_NAME = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
 _OK, _NO, _FACT = True, False, None
 """States of a check: fine; prevents recording or has an invalid value; only informs."""
-_STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
+_STATE_TEXTS = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
 """The state, subject and text of a line."""
 
@@ -76,7 +76,7 @@ def doctor(as_json: bool) -> None:
     refused = [name for state, name, _ in checks if state is _NO]
     is_recorded = not set(refused) - _list_variable_rows()
     is_plain_recorded = is_recorded and is_on() and _has_loaded_entry_point()
-    lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
+    lines = [f"{_STATE_TEXTS[state]}  {name:10} {text}" for state, name, text in checks]
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
@@ -175,7 +175,7 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
         f"{this.node}; namespace: {this.namespace if this.namespace.value else 'none'}",
     )
     if not is_stored:
-        return  # the row of the storage says where they go instead
+        return  # the row of the storage names the place that is used instead
     yield (
         _FACT,
         "fallback",
@@ -221,7 +221,7 @@ def _probe_flight_recorder() -> str:
     import torch.distributed as dist  # noqa: PLC0415
 
     from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as above
-        collective_progress,
+        read_collective_progress,
     )
 
     name, device = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
@@ -229,7 +229,7 @@ def _probe_flight_recorder() -> str:
     dist.init_process_group(name, store=store, rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(1, device=device))
-        called = [progress.last_operation for progress in collective_progress()]
+        called = [progress.last_operation for progress in read_collective_progress()]
     finally:
         dist.destroy_process_group()
     if called:
@@ -292,7 +292,7 @@ def _check_torch() -> _Check:
         )
     if _has_loaded_entry_point():
         return _OK, "torch", "supported, and loads firstfault's entry point"
-    installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER)
+    installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER_NAME)
     how = (
         "this torch loads no entry points"
         if installed
@@ -310,11 +310,11 @@ def _missing_in_torch() -> list[str]:
     which loads the entry points when it is imported.
     """
     from firstfault_torch.compat.torch_agent import (  # noqa: PLC0415 - may not be installed
-        missing_names,
+        find_missing_names,
     )
 
     launcher = importlib.import_module("torch.distributed.launcher.api")
-    return [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
+    return [*find_missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
 
 
 def _has_loaded_entry_point() -> bool:
@@ -325,7 +325,7 @@ def _has_loaded_entry_point() -> bool:
         has_handler,
     )
 
-    return has_handler(_HANDLER)
+    return has_handler(_HANDLER_NAME)
 
 
 def _check_workers() -> _Check:

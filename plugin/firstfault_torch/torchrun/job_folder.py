@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from firstfault.layout import RUN_MARK
-from firstfault.run_folder import FOLDERS, began, begin_run, make_attempt, make_fallback_folder
+from firstfault.run_folder import (
+    RUNS_FOLDERS,
+    begin_run,
+    get_begin_time,
+    make_attempt,
+    make_fallback_folder,
+)
 from firstfault.store import is_remote, join
 from firstfault.utils.safe_paths import ForeignPathError
 from firstfault_torch.guard import call_with_timeout, logger, try_call
@@ -68,7 +74,7 @@ def find_root_folder() -> str:
     """
     working, _ = try_call(Path.cwd, OSError)  # it may have been removed
     return get_given_folder() or str(
-        working / FOLDERS[0] if working is not None else make_fallback_folder()
+        working / RUNS_FOLDERS[0] if working is not None else make_fallback_folder()
     )
 
 
@@ -138,9 +144,9 @@ def _make_folder(
 ) -> tuple[str, int]:
     parent = find_parent()
     folder = Path(parent, name or _claim_name(parent, names))
-    # Without the mark, readers and cleanups don't take the folder for a run (`run_folder.runs_in`).
-    # The attempt's folder exists if `_claim_name` took the name, or if another node on a shared
-    # file system was faster.
+    # Without the mark, readers and cleanups ignore the folder (`run_folder.list_runs`). The
+    # attempt's folder exists if `_claim_name` took the name, or if another node on a shared file
+    # system was faster.
     return str(folder), begin_run(folder.parent, folder.name)
 
 
@@ -180,15 +186,15 @@ def _find_last_run(root: Path, name: str) -> str:
     or "job-<time>-<host>-<process>" if that name was taken.
 
     A scheduler that names its jobs only by what a user wrote counts each job's attempts from 0. A
-    later attempt belongs to the job that was begun last, and not to an older one in whose folder
-    its number is free.
+    later attempt belongs to the job that was begun last, even if its number is free in the folder
+    of an older job.
     """
     later_runs = (
         mark.parent
         for mark in root.glob(f"*/{RUN_MARK}")
         if _START_SUFFIX.fullmatch(mark.parent.name.removeprefix(name))
     )
-    return max((root / name, *later_runs), key=began).name
+    return max((root / name, *later_runs), key=get_begin_time).name
 
 
 def _agree_on_name(store: Any, names: JobNames, claim: Callable[[], str]) -> str:

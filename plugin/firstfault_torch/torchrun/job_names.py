@@ -14,9 +14,9 @@ from firstfault.slurm_pointer import find_start
 from firstfault_torch.guard import try_call
 
 RENDEZVOUS_ID = "--rdzv-id"
-"""Stands for torchrun's run id among the variables of `SOURCES`; reports print it as the source."""
+"""Placeholder for torchrun's run id in the variables of `SOURCES`; printed as the source."""
 HOST = "the host's name"
-"""Stands for the host's name among the variables, and is printed like that."""
+"""Placeholder for the host's name in the variables of `SOURCES`; printed as the source."""
 _FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters to replace in names of folders and keys of objects,
 such as the slashes of ``TORCHX_JOB_ID``.
@@ -157,8 +157,8 @@ def read_job_names(run_id: str, environment: Mapping[str, str] = os.environ) -> 
     if not attempt.source.startswith(SLURM_PREFIX):
         return job_names._replace(run=job.value)
     # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is
-    # another run, whose attempts have the same numbers. So is one that a task of an array submits:
-    # it inherits the array's variables.
+    # another run with the same attempt numbers. So is a job that a task of an array submits: it
+    # inherits the array's variables.
     start = find_start(environment)
     run = (
         f"{job.value}-{start.job}"

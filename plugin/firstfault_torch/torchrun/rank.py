@@ -134,7 +134,7 @@ def record_exec() -> None:
 
 def record_failed_exec() -> None:
     """Note that exec has failed, and this process continues."""
-    with suppress_internal_errors("going on after a failed exec"):
+    with suppress_internal_errors("continuing after a failed exec"):
         monitor = current_monitor()
         if (
             monitor is not None

@@ -3,8 +3,8 @@
 
 Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame
 shows whether the program reached its end, and `sys.exit` first notes where it is called, with which
-argument, and which exception is handled there. A program whose last statement exits with success,
-such as the ``sys.exit(main())`` of console scripts, has reached its end, too.
+argument, and which exception is handled there. A program that exits with success in its last
+statement, such as the ``sys.exit(main())`` of console scripts, has reached its end, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from firstfault.model import ExceptionInfo
 from firstfault.utils.frames import get_current_frames
 from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.failures.capture import NOTED, capture, safe_text
+from firstfault_torch.failures.capture import CAPTURED_ATTRIBUTE, capture, safe_text
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.worker.in_flight import is_clean_exit
 from firstfault_torch.worker.last_call import is_last_exit
@@ -189,7 +189,7 @@ def _describe_argument(argument: Any) -> str:
         number = int.__index__(argument)
         return str(number & 0xFF if number.bit_length() < _BITS_OF_C_LONG else 0xFF)
     text = safe_text(argument)
-    # not to be taken for a code
+    # quoted, to differ from an exit code
     return repr(text) if text.strip().lstrip("-").isdigit() else text
 
 
@@ -199,7 +199,7 @@ def _find_end(frame: FrameType) -> SystemExit:
         return SystemExit("its program reached its end")
     error = _build_exit(frame)
     call = _find_call(frame)
-    vars(error)[NOTED] = call.exit_data if call is not None else None
+    vars(error)[CAPTURED_ATTRIBUTE] = call.exit_data if call is not None else None
     return error
 
 

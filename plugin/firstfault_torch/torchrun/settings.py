@@ -22,8 +22,8 @@ HANG_VARIABLE = "FIRSTFAULT_HANG"
 _STRATEGY_VARIABLE = "FIRSTFAULT_STRATEGY"
 _RESTARTS_VARIABLE = "FIRSTFAULT_RESTARTS"
 _TORCH_BOX_VARIABLE = "FIRSTFAULT_KEEP_TORCH_BOX"
-_AS_TORCH = "torch"
-_YES = "1"
+_TORCHS_CHOICE = "torch"
+_FLAG_VALUE = "1"
 
 
 def _check_count(text: str) -> str:
@@ -95,7 +95,7 @@ _SETTINGS = (
     _Setting(
         "--ff-restarts",
         _RESTARTS_VARIABLE,
-        _check_choice(lambda: ("policy", _AS_TORCH)),
+        _check_choice(lambda: ("policy", _TORCHS_CHOICE)),
         "what decides on each of --max-restarts: the retry policy, which does not repeat a bug, or"
         " torch, which restarts after any failure: policy (default) or torch",
     ),
@@ -125,13 +125,13 @@ _SETTINGS = (
         "--ff-port",
         PORT_VARIABLE,
         _check_parsed_by(parse_port),
-        "port on which the first node's agent listens for the others, for networks that allow only"
+        "port on which the first node's agent listens for its peers, for networks that allow only"
         " listed ports. Default: a free one",
     ),
     _Setting(
         "--ff-keep-torch-box",
         _TORCH_BOX_VARIABLE,
-        _check_choice(lambda: (_YES, "0")),
+        _check_choice(lambda: (_FLAG_VALUE, "0")),
         "after a failure, also print torch's own box, ChildFailedError, below firstfault's lines",
         is_flag=True,
     ),
@@ -152,8 +152,8 @@ def add_options(parser: ArgumentParser) -> None:
             group.add_argument(
                 setting.option,
                 action="store_const",
-                const=_YES,
-                help=f"{text}={_YES}",
+                const=_FLAG_VALUE,
+                help=f"{text}={_FLAG_VALUE}",
             )
         else:
             group.add_argument(setting.option, type=setting.check, metavar=name, help=text)
@@ -196,7 +196,7 @@ def read_options(environment: Any = os.environ, **others: Any) -> Options:
     """Return the options that the environment sets."""
     strategy = environment.get(_STRATEGY_VARIABLE) or DEFAULT_STRATEGY
     hang = parse_hang(environment.get(HANG_VARIABLE) or DEFAULT_HANG)
-    follows = environment.get(_RESTARTS_VARIABLE) != _AS_TORCH
+    follows = environment.get(_RESTARTS_VARIABLE) != _TORCHS_CHOICE
     return Options(
         strategy=strategy,
         restarts_follow_policy=follows,
@@ -208,4 +208,4 @@ def read_options(environment: Any = os.environ, **others: Any) -> Options:
 
 def keeps_torch_box() -> bool:
     """Whether torch's own box is printed, too."""
-    return os.environ.get(_TORCH_BOX_VARIABLE) == _YES
+    return os.environ.get(_TORCH_BOX_VARIABLE) == _FLAG_VALUE

@@ -28,7 +28,12 @@ from firstfault.recorder.client import RecorderClient
 from firstfault_torch import time_limits
 from firstfault_torch.engine import Engine
 from firstfault_torch.failures import torch_error_file
-from firstfault_torch.failures.capture import bare, before_exit, capture, safe_text
+from firstfault_torch.failures.capture import (
+    capture,
+    describe_type,
+    find_exception_behind_exit,
+    safe_text,
+)
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.node.document_writer import open_worker_spool, record_error
@@ -76,17 +81,17 @@ class ExceptionDocuments:
         process_state.release_files()
         wall_ns, monotonic_ns = get_moment(error)
         deadline_ns = began + int(self._node_context.upload_deadline_seconds * 1e9)
-        source = error if is_clean_exit(error) else before_exit(error)
+        source = error if is_clean_exit(error) else find_exception_behind_exit(error)
         half = self._node_context.upload_deadline_seconds / 2
         read = partial(_read, source, error, in_flight=in_flight)
         exception = call_with_timeout(read, half, "reading an exception", local=True)
         if exception is None:
             exception = replace(
-                bare(source), message="<no text: reading the exception took too long>"
+                describe_type(source), message="<no text: reading the exception took too long>"
             )
-        place = replace(place, gpu=_asked(process_state.gpu_uuid, "", "the GPU"))
+        place = replace(place, gpu=_asked(process_state.read_gpu_uuid, "", "the GPU"))
         system = _asked(
-            partial(process_state.system_state, source, exception), SystemState(), "limits"
+            partial(process_state.measure_system_state, source, exception), SystemState(), "limits"
         )
         resources = Resources()
         if system != SystemState() and self._node_context.files is not None:
@@ -96,15 +101,17 @@ class ExceptionDocuments:
             )
             resources = _asked(ask, resources, "the container's memory")
         no_state: tuple[tuple[CollectiveProgress, ...], tuple[int, ...]] = ((), ())
-        progress, calls = _asked(process_state.collective_state, no_state, "the collectives")
+        progress, calls = _asked(
+            process_state.read_collectives_and_call_times, no_state, "the collectives"
+        )
         failure = replace(
             _describe(source, exception, place, self._engine),
             timestamp_ns=wall_ns,
             monotonic_ns=monotonic_ns,
             in_flight=in_flight,
             collectives=progress,
-            thread_failures=process_state.thread_failures(),
-            handled_exceptions=self._list_handled(error, calls, is_ending=not in_flight),
+            thread_failures=process_state.get_thread_failures(),
+            handled_exceptions=self._list_handled(error, calls, may_read_frames=not in_flight),
             resources=resources,
             system=system,
         )
@@ -135,7 +142,7 @@ class ExceptionDocuments:
         error: BaseException,
         calls: Sequence[int],
         *,
-        is_ending: bool,
+        may_read_frames: bool,
     ) -> tuple[HandledException, ...]:
         if self._handled is None:
             return ()
@@ -144,7 +151,7 @@ class ExceptionDocuments:
             self._handled,
             error,
             calls,
-            is_ending=is_ending,
+            may_read_frames=may_read_frames,
         )
 
 

@@ -76,9 +76,16 @@ _OWN_FOLDERS = tuple(
 )
 """Also of an installation in which they aren't among the packages."""
 _MAX_FILES = 4096
-_FORMATTED_ERROR = 2
+_EXC_VALUE_ARGUMENT = 2
 """Position of the exception among the arguments of ``TracebackException.__init__``."""
-_OWN_ERRORS = (AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+_SUPPRESSED_ERRORS = (
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _MAX_OBJECTS = 20_000
 _MAX_MEMBERS = 50
 _MAX_DEPTH = 5
@@ -103,7 +110,7 @@ class _Handled:
 
     identity: int
     """The `id` of the last one."""
-    reached: tuple[int, int]
+    handler_position: tuple[int, int]
     """Entries of the last one's traceback, and the instruction of its handler. The same `id`
     further out is the same object; before that it is another one in the same memory.
     """
@@ -116,19 +123,19 @@ class _Handled:
 class HandledExceptions:
     """Remembers the exceptions that the main thread of this process handled.
 
-    watch      -> sys.monitoring calls `_note` with each handled exception; before Python 3.12,
-               `traceback` does with each one that it formats
-    _note      -> copied, in the main thread, within the budget; else turned off
-    refill     on again, once a minute at most: in the channel's thread, or when the budget is used
-               up
-    list       what to put in a document or an answer; in any thread
-    close      off until the process ends
+    watch        -> sys.monitoring calls `_on_handled` with each handled exception; before Python
+                 3.12, `traceback` does with each one that it formats
+    _on_handled  -> copied, in the main thread, within the budget; else turned off
+    refill       on again, once a minute at most: in the channel's thread, or when the budget is
+                 used up
+    list         what to put in a document or an answer; in any thread
+    close        off until the process ends
     """
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
         self._owner = os.getpid()
-        self._tool: int | None = None
+        self._tool_id: int | None = None
         self._left = _STARTUP_BUDGET
         self._refilled_ns = time.monotonic_ns()
         # Changed by the main thread only; `list` copies it in one call, which the interpreter's
@@ -152,41 +159,43 @@ class HandledExceptions:
                 monitoring.use_tool_id(tool, _TOOL)
             except ValueError:
                 continue  # taken by another thread in this moment
-            self._tool = tool
-            monitoring.register_callback(tool, monitoring.events.EXCEPTION_HANDLED, self._note)
-            self._turn(is_on=True)
+            self._tool_id = tool
+            monitoring.register_callback(
+                tool, monitoring.events.EXCEPTION_HANDLED, self._on_handled
+            )
+            self._set_events(is_on=True)
             # a process of a data loader would pay for events that nobody asks for
             os.register_at_fork(after_in_child=functools.partial(_close, weakref.ref(self)))
             return True
         return False
 
     def _watch_formatted(self) -> None:
-        """Note each exception whose traceback is formatted:
-        that takes far longer than to note it.
+        """Note each exception when its traceback is formatted, which takes far longer than the
+        note.
         """
         original = traceback.TracebackException.__init__
 
         @functools.wraps(original)
-        def noting(*args: Any, **kwargs: Any) -> None:
+        def note_and_format(*args: Any, **kwargs: Any) -> None:
             # At the limit of recursion this fails only where `original` would: both need one more
             # frame.
-            with contextlib.suppress(*_OWN_ERRORS):
+            with contextlib.suppress(*_SUPPRESSED_ERRORS):
                 self._note_formatted(
-                    kwargs["exc_value"] if "exc_value" in kwargs else args[_FORMATTED_ERROR]
+                    kwargs["exc_value"] if "exc_value" in kwargs else args[_EXC_VALUE_ARGUMENT]
                 )
             return original(*args, **kwargs)  # as it is: another library's may return something
 
         def undo() -> None:
             # another library may have replaced it since, and may call this one
-            if traceback.TracebackException.__init__ is noting:
+            if traceback.TracebackException.__init__ is note_and_format:
                 traceback.TracebackException.__init__ = original  # type: ignore[method-assign]
 
-        traceback.TracebackException.__init__ = noting  # type: ignore[method-assign]
+        traceback.TracebackException.__init__ = note_and_format  # type: ignore[method-assign]
         self._undo = undo
 
     def _note_formatted(self, error: object) -> None:
         if issubclass(type(error), BaseException) and os.getpid() == self._owner:
-            self._note(None, 0, error)  # type: ignore[arg-type]  # its `__class__` may be anything
+            self._on_handled(None, 0, error)  # type: ignore[arg-type]  # its `__class__` may be anything
 
     def refill(self) -> None:
         """Turn the events on again if they were turned off, once a minute."""
@@ -194,41 +203,43 @@ class HandledExceptions:
         if now - self._refilled_ns >= _REFILL_NS:
             self._refilled_ns = now
             self._left = max(self._left, _BUDGET)
-            if self._tool is not None:
-                self._turn(is_on=True)
+            if self._tool_id is not None:
+                self._set_events(is_on=True)
 
     def close(self) -> None:
         """Stop watching."""
         self._undo()
-        if self._tool is None:
+        if self._tool_id is None:
             return
         monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
-        self._turn(is_on=False)
-        monitoring.register_callback(self._tool, monitoring.events.EXCEPTION_HANDLED, None)
-        monitoring.free_tool_id(self._tool)
-        self._tool = None
+        self._set_events(is_on=False)
+        monitoring.register_callback(self._tool_id, monitoring.events.EXCEPTION_HANDLED, None)
+        monitoring.free_tool_id(self._tool_id)
+        self._tool_id = None
 
     def list(
         self,
         current: BaseException | None = None,
         count_since: Callable[[int], int | None] = lambda _: None,
         *,
-        is_ending: bool = True,
+        may_read_frames: bool = True,
     ) -> tuple[HandledException, ...]:
         """Return the last handled exceptions, the last one last,
         without `current` and those in its chain.
 
-        `current`: the exception that is being recorded, or handled; one that was kept and raised
-        again later isn't handled. `count_since`: how many collectives the process has called since
-        a time. `is_ending`: the program won't go on, so its frames' variables may be read, which
-        keeps them alive before Python 3.13.
+        Args:
+            current: the exception that is being recorded or handled. An exception that was kept,
+                and raised again later, isn't handled.
+            count_since: returns how many collectives the process has called since a time.
+            may_read_frames: whether the program is about to end. Reading the variables of its
+                frames keeps them alive before Python 3.13.
         """
         chain = {id(link): type(link) for link in iter_chain(current)}
-        noted = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
+        known = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
         # raised again as the cause of another one
-        chain |= {cause.identity: cause.kind for item in noted for cause in item.copies[1:]}
+        chain |= {cause.identity: cause.kind for item in known for cause in item.copies[1:]}
         handled = []
-        for item in noted:
+        for item in known:
             if chain.get(item.identity) is item.copies[0].kind:
                 continue
             if item.times > MAX_REPEATED_HANDLINGS and count_since(item.first_ns) != count_since(
@@ -239,20 +250,20 @@ class HandledExceptions:
             handled.append(
                 HandledException(item.last_ns, build_exception(item.copies), item.times, since)
             )
-        if self._tool is None and is_ending:
-            handled += self._list_held(
-                current, {item.identity: item.copies[0].kind for item in noted}
+        if self._tool_id is None and may_read_frames:
+            handled += self._list_referenced(
+                current, {item.identity: item.copies[0].kind for item in known}
             )
         return tuple(handled[-_MAX_LISTED:])
 
     # --- Python 3.12 and later --------------------------------------------------------------------
 
-    def _turn(self, *, is_on: bool) -> None:
+    def _set_events(self, *, is_on: bool) -> None:
         # Also if they are on or off: another thread may be about to turn them, and Python compares.
         monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # as above
-        monitoring.set_events(self._tool, monitoring.events.EXCEPTION_HANDLED if is_on else 0)
+        monitoring.set_events(self._tool_id, monitoring.events.EXCEPTION_HANDLED if is_on else 0)
 
-    def _note(self, _code: CodeType | None, offset: int, error: BaseException) -> None:
+    def _on_handled(self, _code: CodeType | None, offset: int, error: BaseException) -> None:
         # Called for each handler and each clean-up that an exception enters, also if it leaves it
         # again: `list` sorts those out. What is raised here would be raised in the program. A
         # signal's handler of the program may run here, too, and what it raises has to pass: not all
@@ -263,15 +274,15 @@ class HandledExceptions:
             if self._left < 0:
                 self.refill()
                 if self._left < 0:
-                    if self._tool is not None:
-                        self._turn(is_on=False)
+                    if self._tool_id is not None:
+                        self._set_events(is_on=False)
                     return
             if threading.get_ident() == self._main:
-                self._look(offset, error)
-        except _OWN_ERRORS:
+                self._record_if_own(offset, error)
+        except _SUPPRESSED_ERRORS:
             return
 
-    def _look(self, offset: int, error: BaseException) -> None:
+    def _record_if_own(self, offset: int, error: BaseException) -> None:
         entry = get_traceback(error)
         is_own = False
         raised = None
@@ -299,14 +310,14 @@ class HandledExceptions:
             and now - before.last_ns < _MIN_COPY_NS
         ):
             before.times += not (
-                before.identity == id(error) and before.reached < (entries, offset)
+                before.identity == id(error) and before.handler_position < (entries, offset)
             )
             before.identity = id(error)
-            before.reached = (entries, offset)
+            before.handler_position = (entries, offset)
             before.last_ns = now
             return
         self._left -= _COPY_COST
-        self._keep(place, error, (entries, offset), now)
+        self._copy(place, error, (entries, offset), now)
 
     def _is_own(self, file: str) -> bool:
         """Whether a file is the program's own."""
@@ -317,27 +328,27 @@ class HandledExceptions:
         self._is_own_file[file] = is_own
         return is_own
 
-    def _keep(
+    def _copy(
         self,
         place: tuple[int, int, int],
         error: BaseException,
-        reached: tuple[int, int],
+        handler_position: tuple[int, int],
         now: int,
     ) -> None:
         copies = copy_exception(error)
         before = self._by_place.pop(place, None)
         first_ns, times = now, 1
         if before is not None:
-            is_again = before.identity == id(error) and before.reached < reached
+            is_again = before.identity == id(error) and before.handler_position < handler_position
             first_ns, times = before.first_ns, before.times + (not is_again)
-        self._by_place[place] = _Handled(id(error), reached, copies, first_ns, now, times)
+        self._by_place[place] = _Handled(id(error), handler_position, copies, first_ns, now, times)
         if len(self._by_place) > _MAX_PLACES:
             del self._by_place[next(iter(self._by_place))]
 
     # --- all versions -----------------------------------------------------------------------------
 
-    def _list_held(
-        self, current: BaseException | None, noted: dict[int, type]
+    def _list_referenced(
+        self, current: BaseException | None, known: dict[int, type]
     ) -> Iterator[HandledException]:
         """Yield exceptions to which the program still refers,
         and that a frame handled which runs on.
@@ -357,7 +368,7 @@ class HandledExceptions:
                 or not may_fail(error)
             ):
                 continue
-            if noted.get(id(error)) is type(error):
+            if known.get(id(error)) is type(error):
                 continue
             if (
                 source_files.is_library_file(entry.tb_frame.f_code.co_filename)
@@ -376,7 +387,7 @@ def list_within(
     current: BaseException | None,
     calls: Sequence[int],
     *,
-    is_ending: bool = True,
+    may_read_frames: bool = True,
 ) -> tuple[HandledException, ...]:
     """Return what `HandledExceptions.list` returns. `calls`: times of recorded collectives.
 
@@ -390,7 +401,7 @@ def list_within(
         return sum(called > when_ns for called in calls) if calls else None
 
     # reads source files, on a file system that may not answer
-    read = partial(handled.list, current, count_since, is_ending=is_ending)
+    read = partial(handled.list, current, count_since, may_read_frames=may_read_frames)
     return call_with_timeout(read, limit, "listing handled exceptions", local=True) or ()
 
 

@@ -14,8 +14,8 @@ import dis
 from collections.abc import Collection, Iterator
 from types import FrameType
 
-_ENDS = {"RETURN_VALUE", "RETURN_CONST"}
-_WITHOUT_EFFECT = {
+_RETURN_INSTRUCTIONS = {"RETURN_VALUE", "RETURN_CONST"}
+_HARMLESS_INSTRUCTIONS = {
     "NOP",
     "POP_TOP",
     "LOAD_CONST",
@@ -27,12 +27,12 @@ _WITHOUT_EFFECT = {
 """Instructions between a call and the return of its frame that run no code: they drop the result,
 or return a value.
 """
-_CALLS = {"PRECALL", "CALL", "CALL_FUNCTION", "CALL_METHOD"}
+_CALL_INSTRUCTIONS = {"PRECALL", "CALL", "CALL_FUNCTION", "CALL_METHOD"}
 """The call that gets the result of the present one, as in ``sys.exit(main())``: an exit skips it.
 """
-_COMMAND_LINES = {"absl", "click", "typer"}
+_COMMAND_LINE_PACKAGES = {"absl", "click", "typer"}
 """Packages that run the function of a command, and then exit."""
-_STARTER = "runpy"
+_MODULE_RUNNER = "runpy"
 """The module that runs a program for ``python -m``."""
 
 
@@ -49,7 +49,7 @@ def is_last_exit(frame: FrameType, handled: BaseException | None) -> bool:
     one, which carries the exit code, changes nothing.
     """
     callers = list(_iter_callers(frame))
-    while callers and _find_package(callers[-1]) == _STARTER:
+    while callers and _find_package(callers[-1]) == _MODULE_RUNNER:
         callers.pop()
     if not callers:
         return False
@@ -60,9 +60,13 @@ def is_last_exit(frame: FrameType, handled: BaseException | None) -> bool:
     while raised is not None:
         library.append(raised.tb_frame)
         raised = raised.tb_next
-    is_library = all(_find_package(item) in _COMMAND_LINES for item in library)
+    is_library = all(_find_package(item) in _COMMAND_LINE_PACKAGES for item in library)
     has_context = handled is not None and handled.__context__ is not None
-    return is_library and not has_context and _is_last_in_frame(program, _WITHOUT_EFFECT | _CALLS)
+    return (
+        is_library
+        and not has_context
+        and _is_last_in_frame(program, _HARMLESS_INSTRUCTIONS | _CALL_INSTRUCTIONS)
+    )
 
 
 def _iter_callers(frame: FrameType | None) -> Iterator[FrameType]:
@@ -77,7 +81,7 @@ def _find_package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def _is_last_in_frame(frame: FrameType, skipped: Collection[str] = _WITHOUT_EFFECT) -> bool:
+def _is_last_in_frame(frame: FrameType, skipped: Collection[str] = _HARMLESS_INSTRUCTIONS) -> bool:
     behind = (item for item in dis.get_instructions(frame.f_code) if item.offset > frame.f_lasti)
     rest = next((item.opname for item in behind if item.opname not in skipped), "")
-    return rest in _ENDS
+    return rest in _RETURN_INSTRUCTIONS

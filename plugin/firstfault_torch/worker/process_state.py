@@ -39,23 +39,23 @@ from firstfault_torch.guard import call_with_timeout, iter_chain, suppress_inter
 _MAX_THREADS = 10
 _MAX_MEMBERS = 256
 """Members of a group that are listed; a larger group is named only."""
-_OF_MEMORY = ("RLIMIT_AS", "RLIMIT_DATA")
+_MEMORY_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
 """Above the machine's memory they limit nothing."""
-_LIMITS = (*_OF_MEMORY, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+_LIMITS = (*_MEMORY_LIMITS, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
 _MAX_PATHS = 4
-_OF_FRAME = 2
-_TRIED = 1 << 16
+_MAX_PATHS_PER_FRAME = 2
+_TEST_WRITE_BYTES = 1 << 16
 """Bytes of a small write: more than a full disk or quota has left."""
-_OF_WRITES = r"writ(?:e|ing|ten)|unexpected pos|iostream|disk|no space|quota"
-_OF_RESOURCES = re.compile(
-    rf"\b(?:(?P<write>{_OF_WRITES})|mmap|ftruncate|/dev/shm|shared memory|bus"
+_WRITE_ERROR_TEXT = r"writ(?:e|ing|ten)|unexpected pos|iostream|disk|no space|quota"
+_RESOURCE_ERROR_TEXT = re.compile(
+    rf"\b(?:(?P<write>{_WRITE_ERROR_TEXT})|mmap|ftruncate|/dev/shm|shared memory|bus"
     r" error|allocat|memory|open files"
     r"|can't start new thread|pthread)",
     re.IGNORECASE,
 )
 """Texts of failures that a limit of the machine or of the process may explain."""
-_TYPES = {"OSError", "MemoryError"}
-_failures: list[ThreadFailure] = []
+_RESOURCE_ERROR_TYPES = {"OSError", "MemoryError"}
+_recorded_thread_failures: list[ThreadFailure] = []
 
 
 def watch_threads() -> Callable[[], None]:
@@ -72,30 +72,32 @@ def watch_threads() -> Callable[[], None]:
             if (
                 args.exc_type is not SystemExit
                 and args.exc_value is not None
-                and len(_failures) < _MAX_THREADS
+                and len(_recorded_thread_failures) < _MAX_THREADS
             ):
                 name = args.thread.name if args.thread is not None else "unknown"
-                _failures.append(ThreadFailure(name, time.time_ns(), capture(args.exc_value)))
+                _recorded_thread_failures.append(
+                    ThreadFailure(name, time.time_ns(), capture(args.exc_value))
+                )
         before(args)
 
     # Any thread may append to the list while another reads it: `thread_failures` copies it in one
     # call.
     threading.excepthook = record
 
-    def undo() -> None:
+    def stop_recording() -> None:
         # the program may have set its own hook since, which may call this one
         if threading.excepthook is record:
             threading.excepthook = before
 
-    return undo
+    return stop_recording
 
 
-def thread_failures() -> tuple[ThreadFailure, ...]:
+def get_thread_failures() -> tuple[ThreadFailure, ...]:
     """Return the exceptions that have ended threads of this process, at most 10."""
-    return tuple(_failures)
+    return tuple(_recorded_thread_failures)
 
 
-def collective_progress(
+def read_collective_progress(
     seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
 ) -> tuple[CollectiveProgress, ...]:
     """Return each process group's last collectives from torch's flight recorders;
@@ -104,13 +106,15 @@ def collective_progress(
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most
     `seconds`.
     """
-    return collective_state(seconds)[0]
+    return read_collectives_and_call_times(seconds)[0]
 
 
-def collective_state(
+def read_collectives_and_call_times(
     seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
 ) -> tuple[tuple[CollectiveProgress, ...], tuple[int, ...]]:
-    """Return `collective_progress`, and the call times of recorded collectives in nanoseconds."""
+    """Return the collective progress of each process group, and the call times of recorded
+    collectives in nanoseconds.
+    """
     recorders = flight_recorders()
     # The thread stays behind if the dump blocks. It touches nothing but its own list.
     read = partial(_read_traces, recorders)
@@ -134,7 +138,7 @@ def collective_state(
     return progress, tuple(calls)
 
 
-def gpu_uuid() -> str:
+def read_gpu_uuid() -> str:
     """Return the UUID of this process's GPU, "GPU-8f3a..."; empty if it hasn't used one,
     or torch doesn't know it.
 
@@ -169,9 +173,9 @@ def _read_traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
 # --- files ----------------------------------------------------------------------------------------
 
 _HELD_FILES = 16
-_held: list[int] = []
+_held_descriptors: list[int] = []
 _held_pipe: list[os.stat_result] = []
-"""The pipe whose reading end all held descriptors are."""
+"""All held descriptors are the reading end of this pipe."""
 
 
 def hold_files_back() -> None:
@@ -179,14 +183,14 @@ def hold_files_back() -> None:
     opened all that it may.
     """
     with contextlib.suppress(OSError):
-        # A pipe of its own, not a common file such as /dev/null, which the program may have opened
-        # at a number that it closed before.
+        # A new pipe, not a common file such as /dev/null: the program may have opened that at a
+        # number that it closed before.
         reader, writer = os.pipe()
         os.close(writer)
         _held_pipe[:] = [os.fstat(reader)]
-        _held.append(reader)
-        while len(_held) < _HELD_FILES:
-            _held.append(fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 3))
+        _held_descriptors.append(reader)
+        while len(_held_descriptors) < _HELD_FILES:
+            _held_descriptors.append(fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def release_files() -> None:
@@ -195,7 +199,7 @@ def release_files() -> None:
     """
     while True:
         try:
-            descriptor = _held.pop()
+            descriptor = _held_descriptors.pop()
         except IndexError:  # none is left, or another thread has taken the last one
             return
         with contextlib.suppress(OSError):
@@ -206,19 +210,20 @@ def release_files() -> None:
 # --- limits and space -----------------------------------------------------------------------------
 
 
-def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
+def measure_system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     """Return the state, within 0.25 s, if it may explain an exception, also given as data,
     or one of its causes.
     """
     chain = list(iter_exceptions(exception))
     links = [
-        ({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in chain
+        ({link.type, *link.bases}, _RESOURCE_ERROR_TEXT.search(link.message[:1000]))
+        for link in chain
     ]
-    if not any(types & _TYPES or match for types, match in links):
+    if not any(types & _RESOURCE_ERROR_TYPES or match for types, match in links):
         return SystemState()
     found: list[FileSystem] = []
     is_write = any(match and match["write"] for _, match in links)
-    measure = partial(_measure, iter_chain(error), found, is_write=is_write)
+    measure = partial(_measure_file_systems, iter_chain(error), found, is_write=is_write)
     # A network file system may block its `statvfs` without end. The list is shared with that thread
     # on purpose: after the timeout it has what was measured so far, and the tuple below is a copy.
     call_with_timeout(
@@ -229,7 +234,9 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     return SystemState(tuple(found), tuple(_list_limits()), open_files)
 
 
-def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: bool) -> None:
+def _measure_file_systems(
+    chain: list[BaseException], found: list[FileSystem], *, is_write: bool
+) -> None:
     """Add the file systems one by one: those that were measured count,
     also if a later one doesn't answer.
     """
@@ -274,7 +281,7 @@ def _list_written_paths(chain: list[BaseException]) -> list[str]:
     )
     values = (frame.f_locals.values() for frame in frames if frame.f_code.co_name != "<module>")
     within = (list(filter(None, map(_find_path, found))) for found in values)
-    return [*next(filter(None, within), [])[:_OF_FRAME], *_open_for_writing()]
+    return [*next(filter(None, within), [])[:_MAX_PATHS_PER_FRAME], *_iter_files_open_for_writing()]
 
 
 def _find_path(value: Any) -> str:
@@ -286,7 +293,7 @@ def _find_path(value: Any) -> str:
     return text if os.path.exists(text.rpartition("/")[0] if text[:1] == "/" else text) else ""  # noqa: PTH110
 
 
-def _open_for_writing() -> Iterator[str]:
+def _iter_files_open_for_writing() -> Iterator[str]:
     """Yield the files that this process writes, the last opened first,
     without its output and firstfault's.
     """
@@ -310,7 +317,7 @@ def _try_write(disk: FileSystem) -> FileSystem:
     folder = folder if folder.is_dir() else folder.parent
     try:
         with tempfile.TemporaryFile(prefix=".firstfault-", dir=folder, buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, _TRIED)
+            os.posix_fallocate(file.fileno(), 0, _TEST_WRITE_BYTES)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return replace(
@@ -332,5 +339,5 @@ def _list_limits() -> Iterable[tuple[str, int]]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _LIMITS:
         soft, _ = resource.getrlimit(getattr(resource, name))
-        if soft != resource.RLIM_INFINITY and not (name in _OF_MEMORY and soft > memory):
+        if soft != resource.RLIM_INFINITY and not (name in _MEMORY_LIMITS and soft > memory):
             yield name, soft

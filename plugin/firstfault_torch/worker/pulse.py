@@ -22,11 +22,11 @@ from firstfault_torch.time_limits import (
     FLIGHT_RECORDER_TIMEOUT_SECONDS,
     SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS,
 )
-from firstfault_torch.worker.process_state import collective_progress, thread_failures
+from firstfault_torch.worker.process_state import get_thread_failures, read_collective_progress
 
-_LONGEST_STACK = 12 * 1024
+_MAX_STACKS_BYTES = 12 * 1024
 """Bytes of the end of all threads' stacks: the main thread's comes last."""
-_counts = BackgroundCall[tuple[int, int]](
+_read_counts = BackgroundCall[tuple[int, int]](
     collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_TIMEOUT_SECONDS
 )
 """A recorder doesn't answer while a call of CUDA holds its lock."""
@@ -41,7 +41,7 @@ def pulse() -> dict[str, Any]:
     """
     # A thread that is blocked in the recorder stays behind, and the next question doesn't start
     # another one.
-    begun, ended = _counts()
+    begun, ended = _read_counts()
     # documented, for debuggers
     frame = get_current_frames().get(threading.main_thread().ident or 0)
     # The main thread may run on while this one walks its frames. A mixture of two moments is
@@ -64,11 +64,12 @@ def snapshot() -> dict[str, Any]:
     ) as file:  # no disk may be full
         # this thread has the GIL, so no Python code runs while the stacks are written
         faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(max(file.tell() - _LONGEST_STACK, 0))
+        file.seek(max(file.tell() - _MAX_STACKS_BYTES, 0))
         stack = file.read().decode(errors="replace")
     return {
         **to_message(
-            collective_progress(SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS), thread_failures()
+            read_collective_progress(SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS),
+            get_thread_failures(),
         ),
         "stack": stack,
         "block": watchdog.current_block(),

@@ -28,7 +28,7 @@ from firstfault_torch import time_limits, watchdog
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.engine import Engine
 from firstfault_torch.failures import torch_error_file
-from firstfault_torch.failures.capture import bare, before_exit
+from firstfault_torch.failures.capture import describe_type, find_exception_behind_exit
 from firstfault_torch.failures.failure_records import lost_agent
 from firstfault_torch.guard import ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
@@ -36,7 +36,7 @@ from firstfault_torch.node.document_writer import record_error, spool_for_agent
 from firstfault_torch.node.fork_gate import wait_until_all_forked
 from firstfault_torch.node.stacks import register_stacks, restore_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
-from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
+from firstfault_torch.node_context import OTHERS_CONTINUE_FIELD, Moment, NodeContext
 from firstfault_torch.places import get_worker_place
 from firstfault_torch.worker import process_state
 from firstfault_torch.worker.exception_documents import ExceptionDocuments
@@ -259,7 +259,7 @@ class WorkerMonitor:
         if (
             not self.others_continue
             and error_file
-            and self._engine.name_error(error, bare(error)).recoverable
+            and self._engine.name_error(error, describe_type(error)).recoverable
         ):
             # also if recording is off
             with suppress_internal_errors("marking an exception as recoverable"):
@@ -270,14 +270,14 @@ class WorkerMonitor:
         # After the document is durable: the agent stops this worker's siblings at once, and refers
         # to the document by name.
         if self._channel is not None and name:
-            what = type(before_exit(error)).__name__
+            what = type(find_exception_behind_exit(error)).__name__
             content: dict[str, Any] = {
                 "what": what,
                 "document": name,
                 "monotonic_ns": moment.monotonic_ns,
             }
             self._channel.report_failure(
-                content | ({OTHERS_CONTINUE: True} if self.others_continue else {})
+                content | ({OTHERS_CONTINUE_FIELD: True} if self.others_continue else {})
             )
 
     def exits(
@@ -287,7 +287,7 @@ class WorkerMonitor:
         but perhaps why a peer waits.
 
         torch keeps the process of a function until its siblings have ended, but not that of a
-        program. An exit that `is_announced` ends this process by itself: the agent needn't stop it.
+        program. A process with an exit that `is_announced` ends without a stop by the agent.
         """
         self.in_flight.withdraw_handled_except(None)
         if self._asked.is_set():
@@ -339,7 +339,7 @@ class WorkerMonitor:
                 call()
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
-        progress, calls = process_state.collective_state()
+        progress, calls = process_state.read_collectives_and_call_times()
         # The rest of the time: an answer that came too late would lose the collectives as well.
         limit = time_limits.WORKER_QUERY_TIMEOUT_SECONDS - time_limits.ANSWER_DELIVERY_SECONDS
         left = began + limit - time.monotonic()
@@ -349,7 +349,7 @@ class WorkerMonitor:
             handled_exception(threading.main_thread().ident or 0),
             calls,
         )
-        answer = to_message(progress, process_state.thread_failures(), raised_at, handled)
+        answer = to_message(progress, process_state.get_thread_failures(), raised_at, handled)
         # Before the answer is sent: the signal may follow it immediately.
         self._answered.set()
         return answer

@@ -195,7 +195,7 @@ def _is_finished(sealed: SealedVerdict) -> bool:
 def _decide_as_flytekit(sealed: SealedVerdict, *, logs_change: bool) -> SealedVerdict:
     """Return the verdict as an error of the kind that flytekit itself writes.
 
-    `logs_change`: whether to log what Flyte would have been told instead.
+    `logs_change`: whether to log what would have been reported to Flyte instead.
     """
     root = sealed.verdict.root
     is_recoverable = root is not None and root.recoverable and root.origin is not Origin.SYSTEM

@@ -232,7 +232,7 @@ _USER_JOB_NAME = os.environ.get(JOB_VARIABLE, "")
 
 
 def _name_job(unique: str) -> None:
-    """Give this action's documents a name of their own, after the user's if there is one.
+    """Give this action's documents a unique name, after the user's if there is one.
 
     All actions of an image share a name that the image sets. They would read each other's verdicts
     as their previous one.
@@ -287,7 +287,7 @@ def _encode_error(sealed: SealedVerdict) -> bytes:
     """Return the error that Flyte reads: as a0's own it is recoverable, and the user's,
     unless proven otherwise.
 
-    The sealed decision has the kind for Flyte 1, which retries no error whose cause isn't known.
+    The sealed decision has the kind for Flyte 1, which retries no error without a known cause.
     """
     if sealed.decision.action in _EXCEPTION_NAMES:
         return sealed.document

@@ -49,7 +49,7 @@ class Comparison:
     first_difference: StepDifference | None
     """None if no value can be compared or all values are equal."""
     first_not_a_number: StepDifference | None
-    """The first step with NaN or infinity, if the other run had a number there."""
+    """The first step with NaN or infinity, if `other` had a number there."""
     last_place: Place | None
     other_last_place: Place | None
     has_several_files: bool = False

@@ -48,7 +48,7 @@ class _Part:
 
     title: str
     share: int
-    """Its share of the tokens if every other part needs all of its own."""
+    """Share of the tokens that this part gets if every part needs its full share."""
     lines: Sequence[WeightedLine]
     is_quoted: bool = True
 

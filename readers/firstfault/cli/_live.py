@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from firstfault.errors import ObjectNotFoundError
-from firstfault.layout import LIVE, Layout, watched_name
+from firstfault.layout import LIVE, Layout, build_watch_mark_name
 from firstfault.report.formatting import shorten_list
 from firstfault.store import ReadableStore, open_store
 from firstfault.utils.text import duration, printable
@@ -54,7 +54,9 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
                 # The name of the request contains its expiry, so renew the request shortly before
                 # that.
                 asked_until, seconds = time.time() + seconds, 2 * seconds
-                await store.put(f"{layout.roster}/{watched_name(int(asked_until * 1000))}", b"")
+                await store.put(
+                    f"{layout.roster}/{build_watch_mark_name(int(asked_until * 1000))}", b""
+                )
             moment, view = await _read_view(store, name)
             # only equality counts: the agents' clock may differ from the clock here
             if moment != last:

@@ -156,9 +156,9 @@ def _format_moment(time_ns: int | None) -> str:
 
 
 def _attempt_text(attempt: FailedAttempt) -> str:
-    said = f"could not be read: {attempt.note}" if attempt.note else attempt.line
+    result = f"could not be read: {attempt.note}" if attempt.note else attempt.line
     uri = " ".join(printable(attempt.uri).splitlines())  # whole, to be copied
-    return f"{_format_moment(attempt.time_ns)}  {uri}  {said}"
+    return f"{_format_moment(attempt.time_ns)}  {uri}  {result}"
 
 
 def _group_text(group: FaultGroup) -> str:

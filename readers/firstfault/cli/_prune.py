@@ -12,7 +12,9 @@ import click
 from firstfault.cli._support import EXIT, debug_option, echo, fail
 from firstfault.utils.text import counted
 
-_OWN = re.compile(r"firstfault\.run|inputs\.pb|logs|raw|report\.html|requeues-[\d_]+\.json|\d+")
+_OWN_FILE = re.compile(
+    r"firstfault\.run|inputs\.pb|logs|raw|report\.html|requeues-[\d_]+\.json|\d+"
+)
 """What a run's folder may contain: attempts, and the records of `firstfault run` and `requeue`."""
 
 
@@ -63,10 +65,10 @@ def prune(folder: Path, keep: int) -> int:
     """  # noqa: D301 - click's mark of lines to keep
     from firstfault.layout import RUN_MARK  # noqa: PLC0415 - as below
     from firstfault.run_folder import (  # noqa: PLC0415 - `--help` needs none of it
-        PRUNED,
+        PRUNED_FOLDERS,
         find_fallback_folders,
         find_unmarked_runs,
-        runs_in,
+        list_runs,
     )
 
     removed, freed = 0, 0
@@ -75,8 +77,8 @@ def prune(folder: Path, keep: int) -> int:
     fallbacks = [
         fallback for fallback in find_fallback_folders() if is_here or here in fallback.parents
     ]
-    for parent in (folder, *(folder / name for name in PRUNED), *fallbacks):
-        for run in runs_in(parent)[keep:]:
+    for parent in (folder, *(folder / name for name in PRUNED_FOLDERS), *fallbacks):
+        for run in list_runs(parent)[keep:]:
             if why := _explain_kept_run(run):
                 fail(f"kept {run}: {why}")
                 continue
@@ -98,7 +100,7 @@ def _explain_kept_run(run: Path) -> str:
     if belongs_to_another_user(run):
         return "it belongs to another user"
     # FOLDER may be any folder, so only what firstfault made is ever deleted
-    foreign = sorted(path.name for path in run.iterdir() if not _OWN.fullmatch(path.name))
+    foreign = sorted(path.name for path in run.iterdir() if not _OWN_FILE.fullmatch(path.name))
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _STDIN = _STDOUT = "-"
 _DEFAULT_COLUMNS = 80
-_BEGINS_OF_LOGS = (
+_LOG_MAGICS = (
     b"\x1f\x8b",
     b"BZh",
     b"\xfd7zXZ",
@@ -37,7 +37,7 @@ _BEGINS_OF_LOGS = (
 """First bytes of compressed logs, of archives (which the log reader refuses with advice on what to
 do), and of texts in UTF-16.
 """
-_OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
+_FIRST_BYTES_OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
 
 
@@ -235,7 +235,7 @@ def _read_stdin(options: ReadOptions, beside: Sequence[Path], *, is_read_twice: 
     begin = stdin.peek(1)
     if not begin:
         raise BadDocumentError("stdin is empty; check whether the command before the pipe failed")
-    is_log = begin[:1] in _OF_TEXTS or begin.startswith(_BEGINS_OF_LOGS)
+    is_log = begin[:1] in _FIRST_BYTES_OF_TEXTS or begin.startswith(_LOG_MAGICS)
     if is_log and is_read_twice:
         from firstfault.cli._brief import copy_stream  # noqa: PLC0415 - as above
 

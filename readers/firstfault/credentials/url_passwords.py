@@ -70,7 +70,7 @@ _AUTHORITY_END = LazyPattern(r"[/?\#\\]")
 _FULL_HOST = LazyPattern(
     r"(?a)(?:localhost|\[[0-9A-Fa-f:.]+\]|[\w-]+(?:\.[\w-]+)+\.?|[\w.-]+(?=:\d))(?::\d{1,5})?"
 )
-_HOST_OR_PATH = LazyPattern(
+_PLAUSIBLE_HOST = LazyPattern(
     r"(?a)[\w.-]+(?::\d{1,5})?(?=$|[/?,\\;)\]}])|\[[0-9A-Fa-f:]{2,}\]|/|$|\*"
 )
 _PORT_AND_END = LazyPattern(r":\d{0,5}(?:$|,)")
@@ -91,11 +91,11 @@ def _find_end_of_userinfo(rest: str, scheme: str) -> int:
     if at >= 0:
         # https://user:password@host.org/package@version has a full host
         plain = ":" not in authority[:at] or (web and _FULL_HOST.fullmatch(authority, at + 1))
-        return at if plain or not _HOST_OR_PATH.match(rest, last + 1) else last
+        return at if plain or not _PLAUSIBLE_HOST.match(rest, last + 1) else last
     if authority.startswith("["):  # an IPv6 address
         return -1
     # no @ before the first / or ?, which may belong to the password: https://user:pa/ss@host
     colon = authority.find(":")
     if colon < 0 or (web and _PORT_AND_END.match(authority, colon)) or authority.endswith("]"):
         return -1
-    return last if _HOST_OR_PATH.match(rest, last + 1) else -1
+    return last if _PLAUSIBLE_HOST.match(rest, last + 1) else -1

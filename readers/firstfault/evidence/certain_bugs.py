@@ -165,7 +165,7 @@ def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
 def _explain(exception: ExceptionInfo) -> str:
     """Return why this exception would be raised again, or an empty string if that isn't certain."""
     text = exception.message
-    # a traceback in the text has a chain of its own, which could not be read
+    # a traceback in the text has its own chain, which could not be read
     if CAUSE_SENTENCE in text or CONTEXT_SENTENCE in text:
         return ""
     reason = next((bug.reason for bug in _load()[0] if bug.fits(exception)), "")

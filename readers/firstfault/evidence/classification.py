@@ -212,7 +212,7 @@ def _demote_waiting_majority(
     than torch.
     """
     waits = sum(item.waited for item in classified)
-    stood = {
+    positions = {
         number: locate_main_thread(item.failure)
         for number, item in enumerate(classified)
         if item.failure.expired is not None
@@ -223,13 +223,13 @@ def _demote_waiting_majority(
         number: ""
         if position.kind is PositionKind.TORCH
         else _LINE_NUMBER.sub(" in ", position.frame)
-        for number, position in stood.items()
+        for number, position in positions.items()
         if position.kind is PositionKind.TORCH or (position.frame and not waits)
     }
     # the few ranks elsewhere are the suspects; without any, all ranks are alike and none can be
     # demoted
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
-    if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
+    if not 0 < _MIN_MAJORITY_FACTOR * (len(positions) - size) <= size + waits:
         return tuple(classified)
     why = "was where most peers were at its deadline"
     return tuple(
@@ -445,9 +445,9 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         and failure.rank in find_ranks_with_checkpoint_error(exception)
     ):
         # the rank's own traceback, copied into the text
-        said = _classify_link(find_first_cause(exception))
+        cause = _classify_link(find_first_cause(exception))
         category = (
-            said.specific_category if said.role is Role.PRIMARY else ""
+            cause.specific_category if cause.role is Role.PRIMARY else ""
         ) or classification.category
         category = (
             "disk_full" if category == "storage" and full_disk(failure, exception) else category
@@ -467,7 +467,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     # bug in the program, the connection to a child process, or the connection to an external
     # service
     if classification.role is Role.SECONDARY and not _is_about_group(exception):
-        informative_causes = find_causes(exception).informative
+        informative_causes = find_causes(exception).informative_causes
         types = {
             name.rsplit(".", 1)[-1]
             for link in informative_causes
@@ -628,13 +628,15 @@ def _is_about_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store;
     True if it has no frames.
     """
-    frames = [frame for link in find_causes(exception).informative for frame in link.frames]
+    frames = [frame for link in find_causes(exception).informative_causes for frame in link.frames]
     return not frames or any(_PROCESS_GROUP_FOLDER in frame.file for frame in frames)
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
     """Return the entry of `_CHILD_PROCESS_FILES` if a child process's connection broke, else ""."""
-    files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
+    files = [
+        frame.file for link in find_causes(exception).informative_causes for frame in link.frames
+    ]
     # the program's own sockets break elsewhere
     is_local = bool(files) and "/multiprocessing/" in files[-1]
     return next(
@@ -849,7 +851,7 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
     way. A GPU fault counts at any depth.
     """
     causes = find_causes(exception)
-    inner = list(map(_classify_link, causes.informative))
+    inner = list(map(_classify_link, causes.informative_causes))
     outer = list(map(_classify_link, causes.wrappers))
     root = inner[-1]
     local = [

@@ -464,11 +464,11 @@ def find_ranks_stopped_raising(
         ]
     # only a printed exception identifies the fault: other last lines, such as progress, are equal
     # on all ranks
-    if exit_code > 0 and (said := _find_last_printed(first.failure)):
+    if exit_code > 0 and (last_printed := _find_last_printed(first.failure)):
         alike = (
             item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code
         )
-        return [item for item in alike if _find_last_printed(item.failure) == said]
+        return [item for item in alike if _find_last_printed(item.failure) == last_printed]
     if exception is None or find_causes(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = find_first_cause(exception).frames
@@ -522,21 +522,22 @@ def find_ranks_stopped_unwinding(
     exception = first.failure.exception
     passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
     called = {progress.group: progress.enqueued for progress in first.failure.collectives}
-    stood = [
+    positions = [
         (item, locate_main_thread(item.failure), item.failure.collectives)
         for item in _find_stopped(first, classified)
     ]
     unknown = [
         (item, collectives)
-        for item, at, collectives in stood
-        if at.is_finalizing and not at.raised_at and at.frame in passed
+        for item, position, collectives in positions
+        if position.is_finalizing and not position.raised_at and position.frame in passed
     ]
     # if a rank had called a collective that `first` hadn't, its exception may be the collective's
     # error about a peer
     return [
         item
         for item, collectives in unknown
-        if collectives and all(at.enqueued <= called.get(at.group, -1) for at in collectives)
+        if collectives
+        and all(progress.enqueued <= called.get(progress.group, -1) for progress in collectives)
     ]
 
 

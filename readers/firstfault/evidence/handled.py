@@ -108,9 +108,9 @@ def _choose(
 ) -> HandledException | None:
     """Return the exception after which a rank was out of step, or None if there is none.
 
-    Of those that a function handled which runs on, it is the first: what the program raises when it
-    tries again may follow from that. Of others it is the last that another function than its
-    handler raised: a function that handles a missing file of its own, and returns, leaves no step
+    If a function handled exceptions and still runs, choose the first: the exceptions of its retries
+    may follow from that one. Otherwise choose the last exception that another function than its
+    handler raised: a function that handles its own missing file, and returns, leaves no step
     undone.
     """
     unusual = [item for item in _list_own_exceptions(failure) if _identify(item) not in usual]
@@ -141,7 +141,9 @@ def _list_own_exceptions(failure: WorkerError) -> list[HandledException]:
 
 
 def _is_from_collective(item: HandledException) -> bool:
-    frames = (frame for link in find_causes(item.exception).informative for frame in link.frames)
+    frames = (
+        frame for link in find_causes(item.exception).informative_causes for frame in link.frames
+    )
     return any(is_process_group_code(frame.file) for frame in frames)
 
 

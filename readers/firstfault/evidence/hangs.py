@@ -37,7 +37,7 @@ from firstfault.evidence.progress import (
     parse_progress,
     parse_reported_wait,
 )
-from firstfault.evidence.unreported import find_ranks_without_failure, find_self_ended_ranks
+from firstfault.evidence.unreported import find_agentless_exits, map_unfailed_ranks_to_nodes
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
@@ -414,7 +414,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     A rank that destroys its process group at the end, or exits, closes its connections. A program
     that exits with 0 leaves no document.
     """
-    if exited_processes := find_self_ended_ranks(diagnosis.job):
+    if exited_processes := find_agentless_exits(diagnosis.job):
         why = "its process had exited, and its peers waited for it or lost it"
         victims = [
             item
@@ -430,7 +430,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
             if is_cause
         ]
     workers = diagnosis.workers
-    stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
+    positions = [(item.failure, locate_main_thread(item.failure)) for item in workers]
     # a rank with an exception propagating, or with a printed peer's error, exits because of the
     # peer: it is a victim
     exiting = [
@@ -441,14 +441,14 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
             failure,
             "exit",
         )
-        for failure, position in stood
+        for failure, position in positions
         if position.exit_stage
         and position.raised_at is None
         and not prints_a_peers_error(failure.printed)
     ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
-    silent = find_ranks_without_failure(diagnosis.job)
+    silent = map_unfailed_ranks_to_nodes(diagnosis.job)
     # a rank that left nothing only counts as exited if every other rank is accounted for
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
     are_victims = all(
@@ -486,10 +486,13 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
         )
         if judged.failure.rank is None or exception is None or judged.failure.collectives:
             return []
-        if not names_a_wait(find_first_cause(exception)):
+        first_cause = find_first_cause(exception)
+        if not names_a_wait(first_cause):
             return []
-        own_frames, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
-        called = [frame.function for frame in frames if _COLLECTIVES_FILE.search(frame.file)]
+        own_frames = find_own_frames(exception)[-1:]
+        called = [
+            frame.function for frame in first_cause.frames if _COLLECTIVES_FILE.search(frame.file)
+        ]
         operation = called[-1] if called else ""
         if not own_frames or _SUBGROUP_CALL.search(f"{own_frames[0].code} {operation}"):
             return []
@@ -661,19 +664,19 @@ def _find_ranks_outside_collective(
         format_place(frame) for exception in raised for frame in find_own_frames(exception)[-1:]
     }
     functions = {LINE_IN_FUNCTION.sub(" in ", line) for line in lines}
-    stood = {
+    positions = {
         failure.rank: (locate_main_thread(failure), failure)
         for failure in alive
         if failure.rank not in waited
     }
-    stood = {
+    positions = {
         rank: position_and_failure
-        for rank, position_and_failure in stood.items()
+        for rank, position_and_failure in positions.items()
         if position_and_failure[0].exit_stage or position_and_failure[0].frame not in {"", *lines}
     }
     away = {
         rank: position_and_failure
-        for rank, position_and_failure in stood.items()
+        for rank, position_and_failure in positions.items()
         if rank is not None and position_and_failure[0].kind is PositionKind.ELSEWHERE
     }
     # prefer ranks in a function where no rank timed out: a rank near such a wait may be on its way
@@ -686,7 +689,7 @@ def _find_ranks_outside_collective(
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
         away = {
             rank: position_and_failure
-            for rank, position_and_failure in stood.items()
+            for rank, position_and_failure in positions.items()
             if rank is not None
         }
     if len(away) > MAX_CULPRITS:

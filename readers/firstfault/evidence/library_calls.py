@@ -10,13 +10,17 @@ from dataclasses import replace
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault.exceptions.first_cause import find_causes, iter_exceptions, list_library_calls
+from firstfault.exceptions.first_cause import (
+    find_causes,
+    iter_exceptions,
+    list_innermost_library_calls,
+)
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 
 DATA_LOADER_FOLDER = "torch/utils/data/"
 _LOADER_SIGNAL_HANDLER = f"{DATA_LOADER_FOLDER}_utils/signal_handling.py"
-_LOADER_FRAMES = 12
+_MAX_LOADER_FRAMES = 12
 """From the innermost one: reading from a process goes through multiprocessing."""
 _MAX_LIBRARY_FRAMES = 8
 """Maximum number of library frames to search. Farther out, a library may call the training."""
@@ -47,7 +51,7 @@ def classify_by_library_call(
         is_cut or (classification.role is Role.PRIMARY and not classification.is_specific)
     ):
         return classification
-    called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
+    called = list_innermost_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
     if any(map(_CHECKPOINT_LOADER.search, called)):
         return replace(classification, role=Role.PRIMARY, category="checkpoint")
     return (
@@ -61,7 +65,7 @@ def is_about_loader_process(exception: ExceptionInfo) -> bool:
     """Whether an exception is about a process of the rank's data loader: it was raised in torch's
     code for these.
     """
-    return any(DATA_LOADER_FOLDER in frame.file for frame in exception.frames[-_LOADER_FRAMES:])
+    return any(DATA_LOADER_FOLDER in frame.file for frame in exception.frames[-_MAX_LOADER_FRAMES:])
 
 
 def is_raised_by_loader_signal(exception: ExceptionInfo) -> bool:
@@ -76,7 +80,7 @@ def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
     """Whether a command line or configuration parser raised,
     directly or in a function that it called.
     """
-    return _is_parser_called(list_library_calls(exception))
+    return _is_parser_called(list_innermost_library_calls(exception))
 
 
 # Functions of libraries that read a command line or a configuration

@@ -158,7 +158,7 @@ class ReportedWait:
         return f"{self.waiters or 'other ranks'} waited for {awaited}{at}"
 
 
-# In reports that compare all ranks: those that the others waited for, or one in each line of a list
+# In reports that compare all ranks: the stragglers, or one rank in each line of a list
 _MISSING_RANKS = LazyPattern(r"""(?m)
   (?i:\branks?)[ ](?P<late>\d+(?:,[ ]?\d+)*)[ ]failed[ ]to[ ]pass
 | (?:^|\bnames:[ ]|,[ ])/job:\S*/task:(?P<task>\d+)

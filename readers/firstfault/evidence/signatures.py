@@ -23,16 +23,16 @@ from firstfault.utils.toml import parse_toml
 SCHEMA = 1
 ANY_EXCEPTION = "*"
 """Among a signature's types: any exception."""
-_REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
-_OPTIONAL = {"types", "unless"}
-_POINTERS = {"rank", "ip", "host", "port", "store"}
+_REQUIRED_KEYS = {"id", "pattern", "role", "category", "example", "why"}
+_OPTIONAL_KEYS = {"types", "unless"}
+_POINTER_GROUPS = {"rank", "ip", "host", "port", "store"}
 """Allowed names of groups, without the trailing number ("rank2") that
 alternatives of one pattern need.
 """
-_TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
-_COUNTED = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\{\d+,\d*\}")
+_TABLE_HEADER = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
+_BOUNDED_REPETITION = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\{\d+,\d*\}")
 """An escaped character or a class, to leave alone; or a repetition "{0,300}"."""
-_LINES = "(?m)"
+_MULTILINE_FLAG = "(?m)"
 """Prefix that makes ^ and $ match at line boundaries; RE2 has no option for it."""
 _NOT_IN_RE2 = {
     "(?=": "look-ahead",
@@ -68,7 +68,7 @@ def widen(pattern: str) -> str:
     RE2 copies what is repeated "{0,300}" 300 times. For a first search, any number of repetitions
     will do.
     """
-    return _COUNTED.sub(lambda match: match[1] or "*", pattern)
+    return _BOUNDED_REPETITION.sub(lambda match: match[1] or "*", pattern)
 
 
 class Pattern:
@@ -86,7 +86,7 @@ class Pattern:
     def _regexp(self) -> Any:
         """Compile the pattern; raise a SignatureError with RE2's reason if it is invalid."""
         try:
-            return re2.compile(_LINES + self.source, _build_options())
+            return re2.compile(_MULTILINE_FLAG + self.source, _build_options())
         except (re2.error, UnicodeEncodeError) as error:
             raise SignatureError(_why_refused(self.source, error)) from error
 
@@ -186,7 +186,7 @@ class Prefilter:
     def _build_filter(self) -> re2.Filter:
         re2_filter = re2.Filter()
         for signature in self._signatures:
-            re2_filter.Add(_LINES + widen(signature.pattern.source), _build_options())
+            re2_filter.Add(_MULTILINE_FLAG + widen(signature.pattern.source), _build_options())
         re2_filter.Compile()
         return re2_filter
 
@@ -293,20 +293,20 @@ def _find_tables(text: str) -> dict[str, list[int]]:
     """Return the line of each table by its kind; tomllib has no line numbers."""
     lines_by_kind: dict[str, list[int]] = {"noise": [], "signature": []}
     for number, row in enumerate(text.splitlines(), start=1):
-        match = _TABLE.match(row)
+        match = _TABLE_HEADER.match(row)
         if match is not None and match["kind"] in lines_by_kind:
             lines_by_kind[match["kind"]].append(number)
     return lines_by_kind
 
 
 def _parse_signature(entry: Mapping[str, Any], location: str) -> Signature:
-    missing = sorted(_REQUIRED - entry.keys())
+    missing = sorted(_REQUIRED_KEYS - entry.keys())
     if missing:
         raise SignatureError(f"{location}: {missing[0]!r} is missing")
-    unknown = sorted(entry.keys() - _REQUIRED - _OPTIONAL)
+    unknown = sorted(entry.keys() - _REQUIRED_KEYS - _OPTIONAL_KEYS)
     if unknown:
         raise SignatureError(f"{location}: unknown key {unknown[0]!r}")
-    for key in sorted(_REQUIRED):
+    for key in sorted(_REQUIRED_KEYS):
         if not isinstance(entry[key], str) or not entry[key].strip():
             raise SignatureError(f"{location}: {key!r} must be a text that is not empty")
     types = entry.get("types", [])
@@ -356,8 +356,10 @@ def _check_pattern(pattern: Pattern, key: str, location: str) -> None:
         raise SignatureError(f"{location}: {key!r} {error}") from error
     if is_in_empty_text:
         raise SignatureError(f"{location}: {key!r} is found in an empty text")
-    strange = sorted(name for name in pattern.groups if name.rstrip("0123456789") not in _POINTERS)
+    strange = sorted(
+        name for name in pattern.groups if name.rstrip("0123456789") not in _POINTER_GROUPS
+    )
     if strange:
         raise SignatureError(
-            f"{location}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}"
+            f"{location}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTER_GROUPS))}"
         )

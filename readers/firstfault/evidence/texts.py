@@ -273,12 +273,12 @@ def _parse_number(text: str | None) -> int | None:
 
 
 # --- the message of a failed process --------------------------------------------------------------
-_ENDED = "it exited without an error"
+_CLEAN_EXIT_TEXT = "it exited without an error"
 """The text for an exit with code 0, for example of a program that returns too early."""
-_SUCCESS = "exit code 0"
-_REACHED_END = "its program reached its end"
+_SUCCESS_CODE_TEXT = "exit code 0"
+_REACHED_END_TEXT = "its program reached its end"
 """The recorder's text for the end of a program that nobody called `sys.exit` in."""
-_ENDED_EARLY = "ended early"
+_EARLY_END_TEXT = "ended early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ def find_message(failure: WorkerError) -> Message:
     if exception is None:
         return _build_end_message(failure)
     if exception is failure.exception and has_reached_end(failure):
-        return Message(_ENDED_EARLY, _REACHED_END, exception=exception)
+        return Message(_EARLY_END_TEXT, _REACHED_END_TEXT, exception=exception)
     message = _build_exception_message(exception)
     if is_unsendable_result(failure):
         return replace(message, text=f"the function's result can't be pickled: {message.text}")
@@ -342,8 +342,8 @@ def _describe_exit_call(exception: ExceptionInfo, end: str) -> str:
     """Return the code and place of an exit without a text."""
     frames = first_cause.find_own_frames(exception)
     position = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
-    if end in {"", _SUCCESS}:
-        return f"it exited at {position}" if position else _ENDED
+    if end in {"", _SUCCESS_CODE_TEXT}:
+        return f"it exited at {position}" if position else _CLEAN_EXIT_TEXT
     return f"{end} at {position}" if position else end
 
 
@@ -352,11 +352,13 @@ def has_reached_end(failure: WorkerError) -> bool:
     but nobody called `sys.exit`.
     """
     raised = failure.exception
-    is_end = raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
+    is_end = (
+        raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END_TEXT
+    )
     return is_end and not failure.exit_code
 
 
-# Torch's traceback of a worker whose queue couldn't take the result of its function
+# Torch's traceback of a worker that couldn't put its function's result into the queue
 _UNSENDABLE_RESULT = LazyPattern(r"""
   elastic/multiprocessing/api\.py",[ ]line[ ]\d+,[ ]in[ ]_wrap\n[^\n]*\.put\([^\n]*\n(?:[^\n]*\n)*?
   [^\n]*multiprocessing/queues\.py",[ ]line[ ]\d+,[ ]in[ ]put\n
@@ -404,7 +406,9 @@ def _build_end_message(failure: WorkerError) -> Message:
     ):
         return Message(failure.what)
     if not failure.signal and failure.exit_code == 0:
-        return Message(failure.what, _ENDED)  # its last output isn't a reason for a failure
+        return Message(
+            failure.what, _CLEAN_EXIT_TEXT
+        )  # its last output isn't a reason for a failure
     return Message(
         failure.what, _last_line(failure, failure.signal or get_shell_signal(failure.exit_code))
     )
@@ -481,8 +485,8 @@ def _build_exception_message(exception: ExceptionInfo) -> Message:
             f"{'raised as' if first_cause.is_wrapper(nearest[0], inner) else 'then'}"
             f" {get_short_name(nearest[0])}"
         )
-        if said := extract_sentence(nearest[0].message):
-            wrapper += f": {said}"
+        if sentence := extract_sentence(nearest[0].message):
+            wrapper += f": {sentence}"
         if nearest[0] is not causes.wrappers[0]:
             wrapper += f", then {get_short_name(causes.wrappers[0])}"
     if causes.wrappers and get_short_name(original) == "SystemExit":

@@ -92,7 +92,7 @@ def find_lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     return candidates if len(candidates) <= MAX_CULPRITS else []
 
 
-def find_ranks_without_failure(job: model.JobErrors) -> dict[int, str]:
+def map_unfailed_ranks_to_nodes(job: model.JobErrors) -> dict[int, str]:
     """Return the ranks without a failure, with their nodes,
     on finished nodes and on nodes that reported failures.
 
@@ -122,7 +122,7 @@ def _parse_fingerprint(name: str) -> str:
     return key.fingerprint if key is not None else ""
 
 
-def find_self_ended_ranks(job: model.JobErrors) -> list[model.NodePresence]:
+def find_agentless_exits(job: model.JobErrors) -> list[model.NodePresence]:
     """Return the entries of ranks without an agent that exited on their own, with any exit code."""
     return [
         entry
@@ -136,7 +136,7 @@ def find_terminated_nodes(job: model.JobErrors) -> list[Candidate]:
 
     None if ranks ran without an agent: a launcher terminates those as soon as one of them exits.
     """
-    if find_self_ended_ranks(job):
+    if find_agentless_exits(job):
         return []
     reasons = {model.TERMINATED, model.TERMINATED_ALONE}
     workers: Counter[str] = Counter(

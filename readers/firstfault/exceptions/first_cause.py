@@ -23,7 +23,7 @@ from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 
 _FRAMEWORK_PACKAGES = {"Python", "torch", "flytekit", "firstfault", "numpy"}
-_INTERRUPTION_TYPES = {
+_CONTROL_FLOW_TYPES = {
     "CancelledError",
     "GeneratorExit",
     "StopIteration",
@@ -31,19 +31,21 @@ _INTERRUPTION_TYPES = {
     "SystemExit",
 }
 """Exceptions that report how a task or an iterator ended, not why."""
-_VAGUE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
+_FAILED_LOOKUP_TYPES = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
 """Lookups with uninformative messages: the exception that a program raises in the
 handler explains more.
 """
-_MISSING_FEATURES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
+_MISSING_FEATURE_TYPES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
 """Exceptions that make a program take another way, whatever else its handler does."""
-_LOOKUP_TYPES = (
-    {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
+_EXPECTED_EXCEPTION_TYPES = (
+    {"AttributeError", "FileExistsError", "FileNotFoundError"}
+    | _FAILED_LOOKUP_TYPES
+    | _MISSING_FEATURE_TYPES
 )
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _HANDLER_LINES_READ = 12
-_ANY_EXCEPTION = {"", "BaseException", "Exception"}
+_CATCH_ALL_TYPES = {"", "BaseException", "Exception"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class CauseChain:
     """
 
     @property
-    def informative(self) -> tuple[ExceptionInfo, ...]:
+    def informative_causes(self) -> tuple[ExceptionInfo, ...]:
         """The exceptions that explain the failure: the first cause,
         and what libraries raised before it.
         """
@@ -82,7 +84,7 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
     innermost_first = range(len(links) - 1, -1, -1)
     candidates = (
         index
-        for belongs in (_is_own_frame, _is_package_frame)
+        for belongs in (_is_own_frame, _is_outside_frameworks)
         for index in innermost_first
         if _is_candidate(links[index], belongs)
     )
@@ -91,7 +93,7 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
     first = links[index]
     # a task group cancels its other tasks when one fails: their CancelledErrors explain nothing
     members = [
-        member for member in first.members if get_short_name(member) not in _INTERRUPTION_TYPES
+        member for member in first.members if get_short_name(member) not in _CONTROL_FLOW_TYPES
     ] or first.members
     if members:
         inner = find_causes(members[0])
@@ -126,7 +128,7 @@ def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
             yield from iter_exceptions(member)
 
 
-def list_library_calls(exception: ExceptionInfo) -> list[str]:
+def list_innermost_library_calls(exception: ExceptionInfo) -> list[str]:
     """Return "file function" of the library frames below the program's last frame on the
     way to the first cause.
     """
@@ -146,7 +148,7 @@ def find_own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     causes = find_causes(exception)
     first = find_first_cause(exception)
     path = [*causes.wrappers, *([] if first is causes.first else [causes.first]), first]
-    for belongs in (_is_own_frame, _is_package_frame):
+    for belongs in (_is_own_frame, _is_outside_frameworks):
         for end in range(len(path), 0, -1):
             if any(map(belongs, path[end - 1].frames)):
                 return tuple(filter(belongs, join_frames(path[:end])))
@@ -184,7 +186,7 @@ _PEER_ERROR = LazyPattern(
 
 # Begins a word in the names of functions that a program calls after a failure, not instead of what
 # failed
-_AFTERMATH_WORD = LazyPattern(r"""(?i)
+_ERROR_HANDLING_VERB = LazyPattern(r"""(?i)
   (?:\b|_)
   (?:abort|alert|cancel|cle?a|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|handle|kill|log|notif|print
     |record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)
@@ -197,7 +199,7 @@ _EXCEPT_CLAUSE = LazyPattern(
 _SUBSTITUTE_STATEMENT = LazyPattern(
     r"""(?:return|yield|import|from)\b|[\w.\[\], '\"]+(?::[^=]+)?=(?!=)"""
 )
-_LEAVING_STATEMENT = LazyPattern(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
+_RAISE_OR_EXIT_STATEMENT = LazyPattern(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
 
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
@@ -229,18 +231,25 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     own_frames = [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a
     # library
-    is_expected = (
-        expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
+    is_handled_as_expected = (
+        expected <= _EXPECTED_EXCEPTION_TYPES
+        if _is_own_frame(context.frames[0])
+        else len(context.frames) == 1
     )
     is_raised = any(frame.code.startswith("raise") for frame in own_frames)
-    is_lookup = name in _LOOKUP_TYPES and is_expected and len(own_frames) <= 1 and not is_raised
-    if is_lookup or context.relation != "context" or is_wrapper(outer, context):
+    is_expected_failure = (
+        name in _EXPECTED_EXCEPTION_TYPES
+        and is_handled_as_expected
+        and len(own_frames) <= 1
+        and not is_raised
+    )
+    if is_expected_failure or context.relation != "context" or is_wrapper(outer, context):
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
-        return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
+        return is_expected_failure and (is_separate or name in _FAILED_LOOKUP_TYPES)
     names = (code.partition("(")[0], *(frame.function for frame in below))
-    if any(map(_AFTERMATH_WORD.search, names)):
+    if any(map(_ERROR_HANDLING_VERB.search, names)):
         return False
-    if name not in _MISSING_FEATURES and any(
+    if name not in _MISSING_FEATURE_TYPES and any(
         _PEER_ERROR.search(link.message) for link in (outer, context)
     ):
         return False
@@ -248,13 +257,13 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     is_again = is_own and _get_function(below[0]) in map(_get_function, context.frames[1:2])
     if not own_frames:
         return True  # raised and caught within a library
-    if is_again and not expected <= _LOOKUP_TYPES:
+    if is_again and not expected <= _EXPECTED_EXCEPTION_TYPES:
         # the same function was called again: a second try, which fails because of the first
         return False
     # a clause for any exception, or an unknown clause: only a substitute shows that the program
     # took another way
     has_substitute = is_own and _SUBSTITUTE_STATEMENT.match(code)
-    if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURES and not has_substitute:
+    if expected & _CATCH_ALL_TYPES and name not in _MISSING_FEATURE_TYPES and not has_substitute:
         return False
     if above is not None:
         next_lines = (
@@ -263,13 +272,15 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
             if find_enclosing_handler(handling_frame.context, n) == above
         )
         if "finally" in handling_frame.context[above] or any(
-            _LEAVING_STATEMENT.match(handling_frame.context[n]) for n in next_lines
+            _RAISE_OR_EXIT_STATEMENT.match(handling_frame.context[n]) for n in next_lines
         ):
             return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
 
 
-_BLOCK_START = LazyPattern(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
+_HANDLER_OR_DEFINITION_START = LazyPattern(
+    r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b"
+)
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
@@ -280,7 +291,9 @@ def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in lines_above]
     for index in range(at - 1, at - len(margins), -1):
         margin = margins[index - at - 1]
-        if margin < min(margins[index - at :]) and (block := _BLOCK_START.match(lines[index])):
+        if margin < min(margins[index - at :]) and (
+            block := _HANDLER_OR_DEFINITION_START.match(lines[index])
+        ):
             return index if block["handler"] else None
     return None
 
@@ -323,7 +336,7 @@ def _is_uninformative(link: ExceptionInfo) -> bool:
     if name == "SystemExit" and link.relation == "context" and link.frames:
         # `sys.exit` in the program's own line, and then its clean-up failed: the exit was intended
         return not _is_own_frame(link.frames[-1])
-    return name in _INTERRUPTION_TYPES or name.endswith(POOL_TRACEBACK_SUFFIX)
+    return name in _CONTROL_FLOW_TYPES or name.endswith(POOL_TRACEBACK_SUFFIX)
 
 
 def _get_function(frame: FrameInfo) -> tuple[str, str]:
@@ -334,5 +347,5 @@ def _is_own_frame(frame: FrameInfo) -> bool:
     return not is_library_file(frame.file)
 
 
-def _is_package_frame(frame: FrameInfo) -> bool:
+def _is_outside_frameworks(frame: FrameInfo) -> bool:
     return find_library(frame) not in _FRAMEWORK_PACKAGES

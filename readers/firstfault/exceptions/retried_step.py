@@ -133,5 +133,5 @@ def _find_chains(text: str) -> tuple[list[str], list[tuple[int, int]]]:
 
 def _is_from_collective(exception: ExceptionInfo) -> bool:
     """Whether a collective raised an exception."""
-    frames = (frame for link in find_causes(exception).informative for frame in link.frames)
+    frames = (frame for link in find_causes(exception).informative_causes for frame in link.frames)
     return any(is_process_group_code(frame.file) for frame in frames)

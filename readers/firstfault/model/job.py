@@ -219,7 +219,7 @@ class Unopened:
     group_ranks: tuple[int, ...] = ()
     """The group ranks in the documents' names, ascending."""
     names_hash: int = 0
-    """Sum of `firstfault.reading.assemble.name_hash` over the documents' names."""
+    """Sum of `firstfault.reading.assemble.hash_name` over the documents' names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from firstfault.model import Phase, Place, Subject, WorkerError
 from firstfault.reading.assemble import Snapshot, find_judged_round
 
 
-def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
-    """Add the collectives of `beside` to a snapshot, and its processes that have no document.
+def merge_sources(snapshot: Snapshot, additional: Snapshot) -> Snapshot:
+    """Add the collectives of `additional` to a snapshot, and its processes that have no document.
 
     The snapshot's own documents have more details about the same failures, so they stay. Nodes that
     succeeded get no additions, and an empty snapshot stays empty. Logs may cover several rounds:
-    only the last round in `beside` counts.
+    only the last round in `additional` counts.
     """
     judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
     entries = [entry for entry in snapshot.roster if entry.place.round == judged.number]
@@ -33,7 +33,7 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
         return snapshot
     recorded_by_rank = {
         rank: item
-        for rank, item in _find_last_by_rank(beside.documents).items()
+        for rank, item in _find_last_by_rank(additional.documents).items()
         if rank not in finished
     }
     documents = [
@@ -46,8 +46,8 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         documents=tuple(documents),
-        unreadable=(*snapshot.unreadable, *beside.unreadable),
-        notes=(*snapshot.notes, *beside.notes),
+        unreadable=(*snapshot.unreadable, *additional.unreadable),
+        notes=(*snapshot.notes, *additional.notes),
     )
 
 

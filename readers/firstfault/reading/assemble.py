@@ -74,10 +74,11 @@ class Snapshot:
     """Documents of the judged round that weren't opened, because similar documents were."""
     unopened_history: int = 0
     """Number of unopened documents of earlier rounds and incarnations."""
-    listed: frozenset[str] = frozenset()
+    listed_names: frozenset[str] = frozenset()
     """Names of listed documents, opened or not, that a receipt mentions."""
-    stored: frozenset[str] = frozenset()
-    """Names in `listed` with a document in the storage itself, not only a copy in a node's bundle.
+    stored_names: frozenset[str] = frozenset()
+    """Names in `listed_names` with a document in the storage itself, rather than only a copy in a
+    node's bundle.
     """
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
@@ -111,7 +112,9 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     current = [document for document in snapshot.documents if judged.has(document)]
     history = [document for document in snapshot.documents if not judged.has(document)]
     of_round = [entry for entry in snapshot.roster if entry.place.round == judged.number]
-    roster = tuple(sorted(of_newest_incarnations(of_round, judged.newest), key=_roster_order))
+    roster = tuple(
+        sorted(of_newest_incarnations(of_round, judged.newest_incarnations), key=_build_roster_key)
+    )
     without_receipts = [
         replace(
             entry,
@@ -124,15 +127,17 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     ]
     unreadable.sort(key=lambda item: (item.name, item.reason))
     tails = (
-        (_incarnation(entry.place), tail) for entry in snapshot.roster for tail in entry.log_tails
+        (_get_incarnation(entry.place), tail)
+        for entry in snapshot.roster
+        for tail in entry.log_tails
     )
     logs = {(*incarnation, tail.rank): tail.text for incarnation, tail in tails}
     merged = [_place_output_error(failure, roster) for failure in _merge_documents(current)]
-    failures = _in_order(_with_logs(merged, logs))
+    failures = _sort_by_time(_add_log_tails(merged, logs))
     return JobErrors(
         failures=failures,
-        history=_in_order(_with_logs(_merge_documents(history), logs)),
-        handled=_in_order(tuple(document for document in handled if judged.has(document))),
+        history=_sort_by_time(_add_log_tails(_merge_documents(history), logs)),
+        handled=_sort_by_time(tuple(document for document in handled if judged.has(document))),
         roster=roster,
         completion=snapshot.completion,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
@@ -163,11 +168,11 @@ def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[model.Uno
     documents.
     """
     names = {document.name for failure in failures for document in failure.documents}
-    total = sum(map(name_hash, names)) + sum(group.names_hash for group in unopened)
+    total = sum(map(hash_name, names)) + sum(group.names_hash for group in unopened)
     return f"{total % (1 << _DIGEST_BITS):0{_DIGEST_BITS // 4}x}"
 
 
-def name_hash(name: str) -> int:
+def hash_name(name: str) -> int:
     """Return a document's term in the digest: the uuid in its name, or else a hash of the name."""
     key = ErrorKey.parse(name)
     if key is not None:
@@ -180,7 +185,7 @@ def name_hash(name: str) -> int:
 # --- the judged round -----------------------------------------------------------------------------
 
 
-def judged_round(
+def compute_judged_round(
     entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]
 ) -> int:
     """Return the last round with a roster entry; without a roster, the last round with a document.
@@ -205,10 +210,10 @@ class JudgedRound:
     number: int
     last_entry: int | None
     """The last round with a roster entry, or None if there is no roster entry."""
-    newest: dict[NodeKey, int]
+    newest_incarnations: dict[NodeKey, int]
     """The newest incarnation of each node in this round, from roster entries, else from documents.
     """
-    newest_of_name: dict[str, int]
+    newest_by_node_name: dict[str, int]
     """The same by the node's name, for documents without a group rank."""
     has_entries: bool
     """Whether the round has a roster entry."""
@@ -240,10 +245,13 @@ class JudgedRound:
 
     def _find_newest(self, place: Place, default: int) -> int:
         if place.group_rank is None:
-            return self.newest_of_name.get(place.node, default)
+            return self.newest_by_node_name.get(place.node, default)
         # an unreadable roster entry is known only by its file name, which has no node name
         keys = (node_key(place), ("", place.group_rank))
-        return max((self.newest[key] for key in keys if key in self.newest), default=default)
+        return max(
+            (self.newest_incarnations[key] for key in keys if key in self.newest_incarnations),
+            default=default,
+        )
 
 
 def find_judged_round(
@@ -256,18 +264,18 @@ def find_judged_round(
     # only readable documents count: an unreadable document must not turn all readable documents
     # into history
     ours = [document.place for document in documents if document.writer is not Writer.STOCK]
-    number = judged_round(entries, (place.round for place in ours), restarts)
-    newest: dict[NodeKey, int] = defaultdict(int)
+    number = compute_judged_round(entries, (place.round for place in ours), restarts)
+    newest_incarnations: dict[NodeKey, int] = defaultdict(int)
     of_name: dict[str, int] = defaultdict(int)
     for place in [entry.place for entry in roster] if number in entries else ours:
         if place.round == number:
             key = node_key(place)
-            newest[key] = max(newest[key], place.incarnation)
+            newest_incarnations[key] = max(newest_incarnations[key], place.incarnation)
             of_name[place.node] = max(of_name[place.node], place.incarnation)
     return JudgedRound(
         number,
         max(entries, default=None),
-        dict(newest),
+        dict(newest_incarnations),
         dict(of_name),
         number in entries,
     )
@@ -286,14 +294,14 @@ def _find_withdrawn(snapshot: Snapshot) -> frozenset[str]:
     read: dict[str, set[tuple[object, ...]]] = defaultdict(set)
     for document in snapshot.documents:
         for name in _list_names(document):
-            read[name].add(_incarnation(document.place))
+            read[name].add(_get_incarnation(document.place))
 
     def is_of(entry: Place, name: str) -> bool:
         """Whether a document has the entry's node, round and incarnation; for an unread document,
         by its name.
         """
         if name in read:
-            return read[name] == {_incarnation(entry)}
+            return read[name] == {_get_incarnation(entry)}
         key = ErrorKey.parse(name)
         return key is None or is_of_entry(key, entry)
 
@@ -306,17 +314,17 @@ def _find_withdrawn(snapshot: Snapshot) -> frozenset[str]:
         if receipt.withdrawn and is_of(entry.place, receipt.name)
     }
     finished = {
-        _incarnation(entry.place)
+        _get_incarnation(entry.place)
         for entry in snapshot.roster
         if entry.phase is model.Phase.SUCCEEDED
     }
     for document in snapshot.documents:
-        if document.in_flight and _incarnation(document.place) in finished:
+        if document.in_flight and _get_incarnation(document.place) in finished:
             names |= _list_names(document)
     return frozenset(names)
 
 
-def _incarnation(place: Place) -> tuple[object, ...]:
+def _get_incarnation(place: Place) -> tuple[object, ...]:
     return (node_key(place), place.round, place.incarnation)
 
 
@@ -330,7 +338,7 @@ def _list_names(document: WorkerError) -> set[str]:
 def _merge_documents(documents: Sequence[WorkerError]) -> list[WorkerError]:
     groups: dict[tuple[object, ...], list[WorkerError]] = defaultdict(list)
     for document in documents:
-        groups[_identity(document)].append(document)
+        groups[_identify_process(document)].append(document)
     return [_merge(group) for group in groups.values()]
 
 
@@ -344,7 +352,7 @@ def _place_output_error(failure: WorkerError, roster: Sequence[NodePresence]) ->
     if not is_of_file or not is_output_error(failure.exception):
         return failure
     finished = [entry for entry in roster if entry.phase is model.Phase.SUCCEEDED]
-    # an entry with a rank is that of a process without an agent, whose own result is converted
+    # an entry with a rank is that of a process without an agent: its own result is converted
     agents = [entry for entry in finished if entry.place.rank is None and entry.ranks]
     first = next((entry for entry in agents if 0 in entry.ranks), None)
     has_failed = any(entry.phase is model.Phase.FAILED for entry in roster)
@@ -354,7 +362,7 @@ def _place_output_error(failure: WorkerError, roster: Sequence[NodePresence]) ->
     return replace(failure, place=replace(first.place, rank=0, local_rank=0, world_size=size))
 
 
-def _identity(document: WorkerError) -> tuple[object, ...]:
+def _identify_process(document: WorkerError) -> tuple[object, ...]:
     place = document.place
     if document.writer is Writer.STOCK:
         return ("file", document.documents[0].name if document.documents else id(document))
@@ -374,25 +382,30 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
         (only,) = group
         return only if only.fingerprint else replace(only, fingerprint=compute_fingerprint(only))
     ordered = sorted(
-        group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item))
+        group,
+        key=lambda item: (_CREDIBILITY_ORDER[item.writer], item.in_flight, _build_time_key(item)),
     )
-    own = _own_documents(ordered)
+    own = _select_own_documents(ordered)
     # the traceback grows while the exception propagates, so the last document about it has the most
     # frames
     raised = [(document, document.exception) for document in own if document.exception is not None]
-    about_it = [document for document, exception in raised if _holds(exception, raised[0][1])]
+    about_it = [
+        document for document, exception in raised if _contains_exception(exception, raised[0][1])
+    ]
     merged = (about_it or own)[-1]
-    earliest = min(own, key=_time_order)
+    earliest = min(own, key=_build_time_key)
     # all clock fields from one document: wall and monotonic time must be of the same moment
-    merged = replace(merged, **{name: getattr(earliest, name) for name in _TIME_FIELDS})
+    merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK_FIELDS})
     for other in ordered:
         added: dict[str, Any] = {
-            name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING
+            name: getattr(other, name)
+            for name in _FILLED_FIELDS
+            if getattr(merged, name) in _EMPTY_VALUES
         }
         merged = replace(merged, **added) if added else merged
     return replace(
         merged,
-        in_flight=merged.in_flight and not any(map(_was_written_after_end, group)),
+        in_flight=merged.in_flight and not any(map(_is_final_document, group)),
         documents=tuple(
             sorted((ref for item in group for ref in item.documents), key=lambda ref: ref.name)
         ),
@@ -400,14 +413,14 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
     )
 
 
-def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
+def _select_own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
     """Return a process's own documents about its last exception: in-flight documents by time,
     then the final document.
 
     Without an in-flight document, return only the most credible document.
     """
-    final = next((item for item in ordered if _was_written_after_end(item)), None)
-    in_flight = sorted((item for item in ordered if item.in_flight), key=_time_order)
+    final = next((item for item in ordered if _is_final_document(item)), None)
+    in_flight = sorted((item for item in ordered if item.in_flight), key=_build_time_key)
     process = final or next(iter(in_flight), None)
     earlier_documents = [
         item for item in in_flight if process is not None and _same_process(item, process)
@@ -417,7 +430,7 @@ def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
     return earlier_documents if final is None else [*earlier_documents, final]
 
 
-def _was_written_after_end(document: WorkerError) -> bool:
+def _is_final_document(document: WorkerError) -> bool:
     """Whether a document was written after the task function ended: by the worker,
     or from torch's error file.
     """
@@ -432,7 +445,7 @@ def _same_process(first: WorkerError, second: WorkerError) -> bool:
     return len(pids) == 1 or 0 in pids
 
 
-def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
+def _contains_exception(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     """Whether `later` is the exception `earlier`, or was raised from it.
 
     An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't
@@ -444,7 +457,7 @@ def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     )
 
 
-def _with_logs(
+def _add_log_tails(
     failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...], str]
 ) -> Iterable[WorkerError]:
     """Yield the failures; a worker's failure without a log gets the log tail in
@@ -454,16 +467,16 @@ def _with_logs(
     """
     for failure in failures:
         log = (
-            logs.get((*_incarnation(failure.place), failure.rank), "")
+            logs.get((*_get_incarnation(failure.place), failure.rank), "")
             if failure.subject is Subject.WORKER
             else ""
         )
         yield replace(failure, log_tail=log) if log and not failure.log_tail else failure
 
 
-_TIME_FIELDS = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
+_CLOCK_FIELDS = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
 """Fields that belong together; all come from the earliest document."""
-_FILLED = (
+_FILLED_FIELDS = (
     "exception",
     "exit_code",
     "signal",
@@ -480,15 +493,15 @@ _FILLED = (
     "expired",
 )
 """Fields that are filled from less credible documents if they are empty."""
-_NOTHING = (None, "", (), model.Resources())
-_AUTHORITY = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
+_EMPTY_VALUES = (None, "", (), model.Resources())
+_CREDIBILITY_ORDER = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
 
 
-def _in_order(failures: Iterable[WorkerError]) -> tuple[WorkerError, ...]:
-    return tuple(sorted(failures, key=_time_order))
+def _sort_by_time(failures: Iterable[WorkerError]) -> tuple[WorkerError, ...]:
+    return tuple(sorted(failures, key=_build_time_key))
 
 
-def _time_order(failure: WorkerError) -> tuple[object, ...]:
+def _build_time_key(failure: WorkerError) -> tuple[object, ...]:
     """Return the sort key: time (missing last), rank, fingerprint, node, message,
     and the documents' names.
     """
@@ -496,7 +509,7 @@ def _time_order(failure: WorkerError) -> tuple[object, ...]:
     return (
         missing,
         failure.timestamp_ns or 0,
-        _or_last(failure.rank),
+        _sort_none_last(failure.rank),
         failure.fingerprint or compute_fingerprint(failure),
         failure.node,
         failure.message,
@@ -504,17 +517,17 @@ def _time_order(failure: WorkerError) -> tuple[object, ...]:
     )
 
 
-def _roster_order(entry: NodePresence) -> tuple[object, ...]:
+def _build_roster_key(entry: NodePresence) -> tuple[object, ...]:
     """Return the sort key: group rank (missing last), phase, incarnation, node, time,
     and the receipts' names.
     """
     place = entry.place
     names = tuple(receipt.name for receipt in entry.receipts)
-    by_node = (_or_last(place.group_rank), entry.phase.value, place.incarnation, place.node)
+    by_node = (_sort_none_last(place.group_rank), entry.phase.value, place.incarnation, place.node)
     return (*by_node, entry.timestamp_ns or 0, names)
 
 
-def _or_last(rank: int | None) -> int:
+def _sort_none_last(rank: int | None) -> int:
     return rank if rank is not None else 1 << 62
 
 
@@ -556,13 +569,13 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     # joined, but neither a final entry nor a document
     # the entry of a log is about the whole job, not about a node
     logs = {node_key(entry.place) for entry in roster if entry.place.engine == OF_LOGS}
-    silent = sorted(joined - reported - logs, key=node_order)
-    receipt_notes = _receipt_notes(snapshot, roster)
+    unreported = sorted(joined - reported - logs, key=node_order)
+    receipt_notes = _list_receipt_notes(snapshot, roster)
     unconfirmed = [
         f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names"
-        f" {said}"
+        f" {claim}"
         for failure in failures
-        if (said := judged.find_unconfirmed_claim(failure))
+        if (claim := judged.find_unconfirmed_claim(failure))
     ]
     has_gaps = bool(
         unreadable or receipt_notes or unconfirmed or joined - finished or snapshot.notes
@@ -573,7 +586,7 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
         unreadable=len(unreadable),
         complete=expected is not None and len(finished) >= expected and not has_gaps,
         notes=tuple(
-            _list_notes(snapshot, failures, unreadable, receipt_notes, unconfirmed, silent)
+            _list_notes(snapshot, failures, unreadable, receipt_notes, unconfirmed, unreported)
         ),
     )
 
@@ -596,16 +609,16 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
     snapshot: Snapshot,
     failures: Sequence[WorkerError],
     unreadable: Sequence[Unreadable],
-    lost: Sequence[str],
+    receipt_notes: Sequence[str],
     unconfirmed: Sequence[str],
-    silent: Sequence[NodeKey],
+    unreported: Sequence[NodeKey],
 ) -> Iterator[str]:
     yield from snapshot.notes
     reasons = (
         item.reason if item.reason.startswith(item.name) else f"{item.name}: {item.reason}"
         for item in unreadable
     )
-    yield from _first_few(
+    yield from _limit_notes(
         [f"not readable: {reason}" for reason in reasons], "more documents are not readable"
     )
     if snapshot.foreign:
@@ -614,13 +627,13 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
             f"{len(snapshot.foreign)} files in the errors folder are not error documents and were"
             f" ignored: {names}"
         )
-    yield from _first_few(lost, "more documents were lost")
-    yield from _first_few(unconfirmed, "more failures that no roster entry confirms")
-    if silent:
-        names = ", ".join(node_label(key) for key in silent[:_MAX_LISTED_NAMES])
+    yield from _limit_notes(receipt_notes, "more documents were lost")
+    yield from _limit_notes(unconfirmed, "more failures that no roster entry confirms")
+    if unreported:
+        names = ", ".join(node_label(key) for key in unreported[:_MAX_LISTED_NAMES])
         yield (
             "took part but sent no report:"
-            f" {names}{' and others' if len(silent) > _MAX_LISTED_NAMES else ''}"
+            f" {names}{' and others' if len(unreported) > _MAX_LISTED_NAMES else ''}"
         )
     unopened_count = sum(group.count for group in snapshot.unopened)
     opened = sum(len(failure.documents) for failure in failures)
@@ -640,7 +653,7 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
         yield f"a newer version of firstfault wrote {newer} of the files; {how}"
 
 
-def _first_few(notes: Sequence[str], ending: str) -> list[str]:
+def _limit_notes(notes: Sequence[str], ending: str) -> list[str]:
     unlisted_count = len(notes) - _MAX_LISTED_NAMES
     return [
         *notes[:_MAX_LISTED_NAMES],
@@ -648,12 +661,14 @@ def _first_few(notes: Sequence[str], ending: str) -> list[str]:
     ]
 
 
-def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
+def _list_receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
     present = set().union(*map(_list_names, snapshot.documents))
     present |= {item.name for item in snapshot.unreadable}
     # only objects in the storage have a modification time; copies in a node's bundle don't
     refs = (ref for document in snapshot.documents for ref in document.documents)
-    stored = snapshot.stored.union(ref.name for ref in refs if ref.last_modified_ns is not None)
+    stored = snapshot.stored_names.union(
+        ref.name for ref in refs if ref.last_modified_ns is not None
+    )
     notes = []
     for entry in roster:
         for receipt in entry.receipts:
@@ -666,7 +681,7 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
                     f"the document of {_format_rank(receipt.rank)} on {node_name} was not uploaded:"
                     f" {why}"
                 )
-            elif receipt.name not in present and receipt.name not in snapshot.listed:
+            elif receipt.name not in present and receipt.name not in snapshot.listed_names:
                 notes.append(
                     f"{node_name} reported the upload of {receipt.name}, but the document is"
                     " missing"

@@ -27,7 +27,7 @@ from firstfault.model import (
 )
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch, selection
-from firstfault.reading.assemble import Snapshot, Unreadable, judged_round
+from firstfault.reading.assemble import Snapshot, Unreadable, compute_judged_round
 from firstfault.reading.listing import ListedDocument, Listing, begin_listing, list_everything
 from firstfault.reading.request import Patience, Request
 from firstfault.store import ObjectInfo, ReadableStore
@@ -319,7 +319,7 @@ class _Look:
         """
         documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
-        round_ = judged_round(
+        round_ = compute_judged_round(
             {key.round for key in keys}, {item.key.round for item in documents}, self._restarts
         )
         newest = selection.list_round_incarnations(keys, round_)
@@ -420,8 +420,8 @@ class _Look:
             roster=tuple(self._roster.values()),
             foreign=tuple(self._listing.foreign_files),
             unopened_history=sum(document not in self._opened for document in self._history),
-            listed=frozenset(self._listed),
-            stored=frozenset(
+            listed_names=frozenset(self._listed),
+            stored_names=frozenset(
                 name for name, item in self._listed.items() if item.last_modified_ns is not None
             ),
             restarts=self._restarts,

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, join_name, roster_key_for
+from firstfault.layout import (
+    Layout,
+    RosterKey,
+    bundle_name,
+    is_nodes_bundle,
+    join_name,
+    roster_key_for,
+)
 from firstfault.model import (
     DocumentRef,
     NodePresence,
@@ -224,7 +231,7 @@ async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, 
     if len(listing.documents) + len(listing.roster) < _MIN_BUNDLED_FILES:
         return {}
     return await _unpack_bundle(
-        store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)]
+        store, listing, [item for item in listing.bundles if not is_nodes_bundle(item.base)]
     )
 
 
@@ -240,9 +247,9 @@ async def with_copies(
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
-    of_nodes = await _unpack_bundle(store, listing, listing.all_nodes_bundles)
-    if of_nodes:
-        store = StoreWithCopies(store, of_nodes, store.uri)
+    peer_files = await _unpack_bundle(store, listing, listing.all_nodes_bundles)
+    if peer_files:
+        store = StoreWithCopies(store, peer_files, store.uri)
         listing = await list_everything(store, listing.layout)
     listed = [*listing.roster, *map(listing.get_object, listing.documents)] if copies else []
     # use a copy only if its size is still the object's: the object may have been overwritten since
@@ -263,7 +270,7 @@ async def _unpack_bundle(
         uri = join(store.uri, item.name)
         try:
             data = await store.get(item.name, limit=_MAX_BUNDLE_BYTES)
-            if item.base == bundle_name(data, of_nodes=is_of_nodes(item.base)):
+            if item.base == bundle_name(data, of_separate_nodes=is_nodes_bundle(item.base)):
                 return {f"{base}{path}": content for path, content in unpack(data).items()}
             logger.warning("%s is damaged; reading every document instead", uri)
         except (StoreError, BadDocumentError) as error:

@@ -11,7 +11,7 @@ from firstfault.layout import (
     Layout,
     is_bundle,
     is_error_file,
-    is_of_nodes,
+    is_nodes_bundle,
     is_restart_record,
     is_stock_error_file,
     join_name,
@@ -93,7 +93,7 @@ class Listing:
     @property
     def all_nodes_bundles(self) -> list[ObjectInfo]:
         """Bundles with the files of all nodes, if each node has a separate folder."""
-        return [item for item in self.bundles if is_of_nodes(item.base)]
+        return [item for item in self.bundles if is_nodes_bundle(item.base)]
 
     def get_state(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""

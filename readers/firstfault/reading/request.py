@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.layout import Layout
 from firstfault.model import JobErrors, NodePresence, ReadingNeeds, Seal
-from firstfault.reading.additional_sources import joined
+from firstfault.reading.additional_sources import merge_sources
 from firstfault.reading.assemble import Snapshot, assemble
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ class Request:
     """Whether to open every document, instead of the copies in the pods' bundles."""
     notes: tuple[str, ...] = ()
     """Notes for the coverage: which files aren't read, and why."""
-    beside: Snapshot | None = None
+    additional: Snapshot | None = None
     """The snapshot of logs and flight recorder dumps of the same job."""
 
     def job_of(self, snapshot: Snapshot) -> JobErrors:
-        """Assemble a snapshot, merged with `beside` and the notes."""
-        known = joined(snapshot, self.beside) if self.beside is not None else snapshot
+        """Assemble a snapshot, merged with `additional` and the notes."""
+        known = (
+            merge_sources(snapshot, self.additional) if self.additional is not None else snapshot
+        )
         with_notes = replace(known, notes=(*known.notes, *self.notes)) if self.notes else known
         return assemble(with_notes, expected_nodes=self.patience.expected_nodes)

@@ -63,8 +63,8 @@ class FolderLock:
 
     def release(self) -> None:
         """Hold the lock no longer in this process."""
-        # A program may have closed the descriptor, and its number may be that of one of its own
-        # files by now.
+        # The program may have closed the descriptor, and opened one of its own files under the
+        # number since.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), self._status):
                 os.close(self._descriptor)

@@ -16,8 +16,8 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.orphans import find_orphans
 
 VARIABLE = "FIRSTFAULT_TERMINATION_LOG"
-_DEFAULT = Path("/dev/termination-log")
-_OURS = "firstfault: "
+_DEFAULT_FILE = Path("/dev/termination-log")
+_OWN_PREFIX = "firstfault: "
 WARNING = "memory at "
 """How a warning begins."""
 _MAX_BYTES = 4096
@@ -28,7 +28,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def find_file() -> Path | None:
     """Return the file of the message; None outside of a container that has one."""
     configured = os.environ.get(VARIABLE, "")
-    path = Path(configured) if configured else _DEFAULT
+    path = Path(configured) if configured else _DEFAULT_FILE
     # Kubernetes makes its file: elsewhere, such a file in /dev would be litter
     return path if configured or path.is_file() else None
 
@@ -42,7 +42,7 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
             messages stay.
     """
     path = find_file()
-    data = f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
+    data = f"{_OWN_PREFIX}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
     if path is None:
         return
     with contextlib.suppress(OSError), path.open("a+b") as file:
@@ -52,7 +52,7 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         current = file.read()
-        if not current or current.startswith(f"{_OURS}{replaces}".encode(errors="replace")):
+        if not current or current.startswith(f"{_OWN_PREFIX}{replaces}".encode(errors="replace")):
             file.truncate(0)
             file.write(data.decode(errors="ignore").encode())
 

@@ -17,7 +17,7 @@ REQUEST_RECEIPT_TIMEOUT_SECONDS = TimeLimit(
 )
 FULL_BACKLOG_RETRY_SECONDS = TimeLimit(
     0.01,
-    "a client whose recorder's backlog is full",
+    "a client of a recorder with a full backlog",
     "its next try",
     "it connects again",
 )
@@ -55,13 +55,13 @@ ORPHANS_POLL_SECONDS = TimeLimit(
     0.02,
     "who ends what workers left, longer each time",
     "these processes to end",
-    "it looks again",
+    "it polls again",
 )
 MAX_ORPHANS_POLL_SECONDS = TimeLimit(
     0.5,
     "who ends what workers left, at most",
     "these processes to end",
-    "it looks again",
+    "it polls again",
 )
 STDERR_READER_START_TIMEOUT_SECONDS = TimeLimit(
     10.0,
@@ -80,8 +80,8 @@ SLOW_UPLOAD_SECONDS = TimeLimit(
 MEMORY_SAMPLE_INTERVAL_SECONDS = TimeLimit(
     0.5,
     "the recorder",
-    "the next look at memory and folder",
-    "it looks again",
+    "the next check of memory and folder",
+    "it polls again",
 )
 FOLDER_TOUCH_INTERVAL_SECONDS = TimeLimit(
     600.0,
@@ -112,11 +112,11 @@ OPEN_REQUESTS_POLL_SECONDS = TimeLimit(
     0.02,
     "the recorder of a dead agent",
     "requests to end",
-    "it looks again",
+    "it polls again",
 )
 AGENT_POLL_SECONDS = TimeLimit(
     0.1,
     "the recorder without pidfd_open(2)",
     "its agent's end",
-    "it looks again",
+    "it polls again",
 )

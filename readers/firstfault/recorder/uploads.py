@@ -148,7 +148,7 @@ class Uploads:
         target: Target,
         data: bytes,
     ) -> model.Receipt:
-        """Upload newer content while a slow upload of older content goes on."""
+        """Upload newer content during a slow upload of older content."""
         receipt = await self._put(target, data)
         if not older.done():
             # Whenever that one ends, it may overwrite the newer content.

@@ -56,9 +56,9 @@ class Lane:
     """x and width of the bounds of its time, or None if they are too close to be seen."""
     delay: str
     is_origin: bool
+    """Times are counted from it."""
     is_open: bool
     """It began at an unknown time before the origin: its band fades in from the left edge."""
-    """Times are counted from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +81,19 @@ class Timeline:
 
     height: int
     ticks: tuple[Tick, ...]
-    zero: float
+    origin_x: float
     """x of the origin."""
     untimed: int
     """Number of failures without a recorded time."""
     lanes: tuple[Lane, ...] = ()
     bars: tuple[Bar, ...] = ()
     """A histogram: each failure at its most likely time."""
-    most: int = 0
+    max_bar_failures: int = 0
     """Failures in the highest bar."""
-    base: float = 0.0
+    bars_y: float = 0.0
     """y of the bars' feet."""
     width: int = 880
-    text: float = _AXIS_RIGHT + 10
+    times_x: float = _AXIS_RIGHT + 10
     """x of the lanes' times."""
 
     @property
@@ -167,8 +167,8 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
         scale.x(0),
         untimed,
         bars=tuple(bars),
-        most=max_failures,
-        base=base,
+        max_bar_failures=max_failures,
+        bars_y=base,
     )
 
 
@@ -256,7 +256,7 @@ _MAP_WIDTH = 760
 _CELL_WIDTHS = (14, 9, 6)
 """Widths of a cell; a smaller one where the map would have too many rows."""
 _MAX_MAP_ROWS = 24
-_ORDER = (
+_STATES_WORST_FIRST = (
     *(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED),
     *(State.VICTIM, State.STOPPED, State.FINISHED),
 )
@@ -319,12 +319,14 @@ def node_map(cascade: Cascade) -> NodeMap | None:
 
 def _worst_states(cascade: Cascade) -> dict[str, State]:
     """Return the state to show for each node: its own, else the worst state of its ranks,
-    in the order of `_ORDER`.
+    in the order of `_STATES_WORST_FIRST`.
     """
     worst: dict[str, State] = {}
     for item in cascade.ranks:
         before = worst.get(item.node)
-        if before is None or _ORDER.index(item.state) < _ORDER.index(before):
+        if before is None or _STATES_WORST_FIRST.index(item.state) < _STATES_WORST_FIRST.index(
+            before
+        ):
             worst[item.node] = item.state
     for event in cascade.events:  # of agents, and of files that name no rank
         if event.failure.rank is None and event.failure.node not in worst:

@@ -64,10 +64,8 @@ def flyte_message(report: Report) -> str:
     # many long facts may still exceed the limit; 50 characters are for the line in the middle
     half = _MAX_MESSAGE_CHARACTERS // 2 - 50
     # whole lines of both ends
-    head, end = (
-        text[:half].rpartition("\n")[0],
-        text[-half:].partition("\n")[2],
-    )
+    head = text[:half].rpartition("\n")[0]
+    end = text[-half:].partition("\n")[2]
     return f"{head}\n... {len(text) - len(head) - len(end)} characters left out ...\n{end}"
 
 

@@ -70,8 +70,8 @@ _MAX_ALL_LINES_BYTES = 2_000_000
 _MAX_JSON_TEXT_CHARACTERS = 200_000
 """Characters of each message in the page's copy of the JSON."""
 # without user, query and fragment: both texts come from documents and end up in a link
-_WEB = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[\w.~@+-]+)+")
-_PATH = re.compile(r"[^\x00-\x1f]+")
+_WEB_ADDRESS = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[\w.~@+-]+)+")
+_PRINTABLE_PATH = re.compile(r"[^\x00-\x1f]+")
 
 
 def page(report: Report) -> str:
@@ -380,7 +380,7 @@ def _list_stacks(report: Report) -> list[_Quoted]:
     """Return the stacks of processes, the root cause first, then the suspects."""
     dumps: dict[tuple[int, int | None], _Quoted] = {}
     for failure in _in_order(report):
-        stood = locate_main_thread(failure)
+        position = locate_main_thread(failure)
         for dump in failure.stack_dumps:
             key = (dump.pid, dump.rank)
             is_own = dump.rank == failure.rank
@@ -388,7 +388,7 @@ def _list_stacks(report: Report) -> list[_Quoted]:
             if key in dumps and not is_own:
                 continue
             name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
-            note = f"{stood.kind.value}: {stood.frame}" if is_own and stood.frame else ""
+            note = f"{position.kind.value}: {position.frame}" if is_own and position.frame else ""
             is_root = is_own and failure is report.verdict.root
             dumps[key] = _Quoted(
                 name,
@@ -483,8 +483,8 @@ def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
     # only an ordinary web address is ever a link
     if not (
         frame.file.startswith(root)
-        and _WEB.fullmatch(identity.source_url)
-        and _PATH.fullmatch(frame.file)
+        and _WEB_ADDRESS.fullmatch(identity.source_url)
+        and _PRINTABLE_PATH.fullmatch(frame.file)
     ):
         return ""
     # Bitbucket has different anchors; GitHub and GitLab use the same ones

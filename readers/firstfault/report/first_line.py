@@ -14,8 +14,8 @@ from firstfault.report.headline import headline_parts, split_fault
 from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
-"""Number of characters. A list in Flyte's console shows 100, of which the prefix ``[10/10]
-currentAttempt done. Last Error: SYSTEM::`` takes 49.
+"""A list in Flyte's console shows 100 characters: 49 of the prefix ``[10/10] currentAttempt done.
+Last Error: SYSTEM::``, and these.
 """
 _MAX_LINE_CHARACTERS = 78
 _MIN_NODE_CHARACTERS = 10
@@ -124,8 +124,8 @@ def _describe_detail(verdict: Verdict, name: str, text: str) -> str:
     if root.expired is not None and root.exception is None:
         # a line has no room for the function
         return headline_parts(verdict)[1].rpartition(" in ")[0] or text
-    if verdict.category == "hang" and (stood := locate_main_thread(root).frame):
-        return f"at {stood}"
+    if verdict.category == "hang" and (frame := locate_main_thread(root).frame):
+        return f"at {frame}"
     if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
         text = _CUDA_PREFIX.sub("", text)
     # the answer in front of it has the node, the signal and the category already

@@ -14,7 +14,7 @@ MAX_LISTED_ITEMS = 5
 BOUNDS_PRECISION_FACTOR = 10
 """Bounds narrower than a tenth of a time are as good as one number."""
 _MIN_ASSUMED_INEXACTNESS_NS = 30_000_000_000
-"""No measurement is so inexact: the failed process left no time of its own."""
+"""No measurement is this inexact: the failed process left no own time."""
 _MIN_SHOWN_NS = 1_000
 """Shorter times count as none."""
 

@@ -15,8 +15,8 @@ _MAX_LINE_CHARACTERS = 200
 _MAX_LONG_LINE_CHARACTERS = 400
 _NEAR_LIMIT_SHARE = 0.9
 # "Name (a, b), more": only a comma outside of parentheses ends the name
-_NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
-_LOST = "the agent died and "
+_COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
+_LOST_AGENT_PREFIX = "the agent died and "
 """The beginning of the text about an agent that left no report:
 the name of the fault has the same meaning.
 """
@@ -38,7 +38,7 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
     if what and headline.startswith(f"{what},"):
         return what, headline[len(what) :].partition(": ")[2]
     name, _, text = headline.partition(": ")
-    return _NOT_IN_PARENTHESES.split(name, maxsplit=1)[0], text
+    return _COMMA_OUTSIDE_PARENTHESES.split(name, maxsplit=1)[0], text
 
 
 def split_fault(verdict: Verdict) -> tuple[str, str]:
@@ -52,15 +52,17 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
     if verdict.category == "host_oom" and root.signal == "SIGKILL":
         # a killed process leaves no message, so the kernel's numbers are the detail
         return "OOM-killed", _memory_text(root.resources)
-    if verdict.category == "node_lost" and text.startswith(_LOST):
-        return "agent lost", f"it {text.removeprefix(_LOST)}"
+    if verdict.category == "node_lost" and text.startswith(_LOST_AGENT_PREFIX):
+        return "agent lost", f"it {text.removeprefix(_LOST_AGENT_PREFIX)}"
     if has_reached_end(root):
         return name, text  # the headline has more: where its peers were
-    said = find_message(root)
-    if name != said.what or not (said.text or said.exception is not None):
+    message = find_message(root)
+    if name != message.what or not (message.text or message.exception is not None):
         return name, text
     return name, (
-        strip_log_prefixes(said.whole, root.rank) if root.place.engine == OF_LOGS else said.whole
+        strip_log_prefixes(message.whole, root.rank)
+        if root.place.engine == OF_LOGS
+        else message.whole
     )
 
 

@@ -16,13 +16,13 @@ from firstfault.utils.text import counted, duration, one_line
 
 _NS_PER_MS = 1_000_000
 _NS_PER_SECOND = 1_000_000_000
-_FIRST_NS = 1_577_836_800 * _NS_PER_SECOND
+_MIN_START_NS = 1_577_836_800 * _NS_PER_SECOND
 """The year 2020: no job started before."""
-_LONGEST_NS = 4_102_444_800 * _NS_PER_SECOND
+_MAX_START_NS = 4_102_444_800 * _NS_PER_SECOND
 """The year 2100."""
 # git's object names: 40 digits of SHA-1, or 64 of SHA-256
 _MAX_END_CHARS = 60
-_MAX_ENDS = 2
+_MAX_EARLIER_STARTS = 2
 """Maximum number of earlier starts to report with their ends."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
@@ -114,7 +114,8 @@ class JobIdentity:
         is_teen = 10 < number % 100 < 20  # noqa: PLR2004 - "11th" to "19th"
         ending = "th" if is_teen else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         ends = shorten_list(
-            [one_line(headline, _MAX_END_CHARS) for headline in self.earlier_starts], _MAX_ENDS
+            [one_line(headline, _MAX_END_CHARS) for headline in self.earlier_starts],
+            _MAX_EARLIER_STARTS,
         )
         return f"{number}{ending} start in the log, after {'; '.join(ends)}"
 
@@ -154,11 +155,11 @@ def identify_job(case: Case) -> JobIdentity:
         verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
     )
     # a clock that wasn't set yet, or a damaged entry, isn't a start
-    longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
+    longest = _MAX_START_NS if ended_ns is None else min(ended_ns, _MAX_START_NS)
     started = [
         start
         for place in places
-        if _FIRST_NS < (start := place.incarnation * _NS_PER_MS) <= longest
+        if _MIN_START_NS < (start := place.incarnation * _NS_PER_MS) <= longest
     ]
     started_ns = min(started, default=None)
     took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1

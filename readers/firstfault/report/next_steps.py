@@ -29,9 +29,9 @@ from firstfault.utils.text import one_line
 
 _MAX_LOG_COMMANDS = 4
 """Maximum number of nodes with a command for their logs, if the root cause is unknown."""
-_OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
+_MACHINE_CATEGORIES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories that the machine may cause."""
-_WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}
+_EVENT_CATEGORIES = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}
 """Categories that the platform's events explain better than the log."""
 _UNDETERMINED_ADVICE = "compare the stacks and logs of all ranks"
 
@@ -58,7 +58,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
     namespace = next((place.namespace for place in places if place.namespace), "")
     engine = engine if _may_be_on_kubernetes(job) else replace(engine, has_kubectl=False)
-    machine = find_machine(job, verdict) if verdict.category in _OF_MACHINES else ""
+    machine = find_machine(job, verdict) if verdict.category in _MACHINE_CATEGORIES else ""
     if command := engine.kubectl("describe node {}", machine):
         yield Step("its machine's events", command)
     # the root cause's node, else the suspects' nodes, else the nodes that failed
@@ -72,7 +72,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
         if node in case.logs:
             yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
         elif log := engine.kubectl("logs {}", node, namespace):
-            if verdict.category in _WITH_EVENTS:
+            if verdict.category in _EVENT_CATEGORIES:
                 events = "get events --field-selector involvedObject.name={}"
                 yield Step(engine.events, engine.kubectl(events, node, namespace))
             yield Step(engine.log, log)
@@ -216,15 +216,15 @@ def _name_tool_of_vendor(advice: str, text: str) -> str:
 
 def _list_positions(job: JobErrors) -> list[str]:
     """Return the positions of ranks outside of collectives: "rank 0 was at train.py:12 in load"."""
-    stood = (
+    positions = (
         (failure.rank, locate_main_thread(failure))
         for failure in job.failures
         if failure.rank is not None
     )
     away = [
-        (rank, where.description)
-        for rank, where in stood
-        if where.kind is PositionKind.ELSEWHERE and where.frame
+        (rank, position.description)
+        for rank, position in positions
+        if position.kind is PositionKind.ELSEWHERE and position.frame
     ]
     return shorten_list(
         [f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)],

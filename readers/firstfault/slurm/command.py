@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from firstfault.conclude import Judgment
     from firstfault.slurm.job import JobInfo
 
-_UNDECIDED = EXIT.NOTHING_FOUND
+_UNDECIDED_EXIT_CODE = EXIT.NOTHING_FOUND
 """For scripts: do what you do without firstfault."""
 
 
@@ -72,7 +72,7 @@ def requeue(
     the requeues. Requeues after proven hardware faults, or after a preemption by Slurm, don't
     count.
 
-    URI is the run's folder, for jobs whose steps left no pointers to it.
+    URI is the run's folder. Pass it for jobs with steps that left no pointers to it.
 
     \b
     Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 firstfault decides nothing: no verdict on
@@ -91,7 +91,7 @@ def requeue(
 
     mode = OFF if is_off() else decisions or read_decision_mode()
     if mode == OFF:
-        return _UNDECIDED
+        return _UNDECIDED_EXIT_CODE
     own_id = find_job_id()
     if not (job_id or own_id):
         raise click.UsageError("this isn't a job of Slurm; name one with --job")
@@ -110,7 +110,7 @@ def requeue(
             f" {job.restarts}{where}",
             err=True,
         )
-        return _UNDECIDED
+        return _UNDECIDED_EXIT_CODE
     # a job that stops needs no count, and its storage no further requests
     is_stopped = judgments[-1].decision.action is Action.STOP
     count = 0 if is_stopped else starts.count_requeues(job, attempts, uri)
@@ -126,7 +126,7 @@ def requeue(
             f"firstfault: {plan.bad_node} is faulty, but can't be excluded: {problem}", err=True
         )
     if plan.stop_reason or mode != ACT:
-        return EXIT.TOOL_FAILED if mode == ACT else _UNDECIDED
+        return EXIT.TOOL_FAILED if mode == ACT else _UNDECIDED_EXIT_CODE
     if plan.is_counted:
         starts.record_requeue(job, attempts)
     for line in slurm_job.requeue(job, exclude=exclude, headline=plan.judgment.verdict.headline):

@@ -45,14 +45,14 @@ _OTHER_CONSTRAINTS = {
 }
 _ROW_END = "\x1e"
 """A comment may have several lines."""
-_NONE = {"", "(null)", "N/A", "n/a", "0", "no"}
+_EMPTY_VALUES = {"", "(null)", "N/A", "n/a", "0", "no"}
 _NO_TASK = "N/A"
 
 
 def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
     """Return Slurm's number of the job around this process, or an empty string outside a job.
 
-    A task of an array has a number of its own. The variables of the array may be those of another
+    Each task of an array has its own number. The variables of the array may be those of another
     job: sbatch passes on the environment that it was called in, and overrides only those that the
     new job has.
     """
@@ -167,7 +167,7 @@ class SlurmJob(NamedTuple):
         """Return the excluded nodes afterwards: a site's plugin may change the list again."""
         (excluded,) = self._read_columns("%x")
         if node not in expand_nodes(excluded):
-            names = node if excluded in _NONE else f"{excluded},{node}"
+            names = node if excluded in _EMPTY_VALUES else f"{excluded},{node}"
             run_slurm("scontrol", "update", f"JobId={self.id}", f"ExcNodeList={names}")
             (excluded,) = self._read_columns("%x")
         return expand_nodes(excluded)
@@ -176,7 +176,7 @@ class SlurmJob(NamedTuple):
         """Give the job a comment, unless it has one. People may read it; nothing depends on it."""
         try:
             (comment,) = self._read_columns(_COMMENT)
-            if comment in _NONE or comment.startswith(_OUR_COMMENT):
+            if comment in _EMPTY_VALUES or comment.startswith(_OUR_COMMENT):
                 # Other programs parse what scontrol prints.
                 text = f"{_OUR_COMMENT}{headline.replace('=', ':')}"
                 run_slurm("scontrol", "update", f"JobId={self.id}", f"Comment={text}")
@@ -228,7 +228,8 @@ def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
         restarts=int(row["RestartCnt"]) if row["RestartCnt"].isdecimal() else 0,
         start_time=_parse_time(row["StartTime"]),
         other_constraint=next(
-            (text for name, text in _OTHER_CONSTRAINTS.items() if row[name] not in _NONE), ""
+            (text for name, text in _OTHER_CONSTRAINTS.items() if row[name] not in _EMPTY_VALUES),
+            "",
         ),
     )
 

@@ -22,7 +22,7 @@ it's not usable.
 _FEATURE_LIST = re.compile(r"[\w.:/=-]+(&[\w.:/=-]+)*")
 """Features that a node must all have. Other expressions have counts, alternatives and groups."""
 _SWITCH_NODES = re.compile(r"\sNodes=(\S+)")
-_NONE = {"", "(null)", "N/A", "n/a"}
+_EMPTY_VALUES = {"", "(null)", "N/A", "n/a"}
 
 
 class Constraints(NamedTuple):
@@ -113,7 +113,7 @@ def _can_replace(node: Node, other: Node, features: str) -> bool:
     is_as_large = (
         node.hardware == other.hardware and node.memory >= other.memory and node.disk >= other.disk
     )
-    if features in _NONE:
+    if features in _EMPTY_VALUES:
         return is_as_large
     if _FEATURE_LIST.fullmatch(features):
         return is_as_large and set(features.split("&")) <= node.features
@@ -147,7 +147,7 @@ def parse_nodes(printed: str) -> list[Node]:
         name, state, *hardware, memory, disk, features = (
             text.strip() for text in row.split(SEPARATOR)
         )
-        known_features = frozenset(features.split(",")) - _NONE
+        known_features = frozenset(features.split(",")) - _EMPTY_VALUES
         nodes.append(Node(name, state, tuple(hardware), int(memory), int(disk), known_features))
     return nodes
 
@@ -172,7 +172,7 @@ def find_blocked_nodes(printed: str, reservation: str, nodes: Collection[Node]) 
             own_nodes = set(expand_nodes(names))
         elif state == "ACTIVE":
             blocked |= set(expand_nodes(names))
-    if reservation in _NONE:
+    if reservation in _EMPTY_VALUES:
         return blocked
     return None if own_nodes is None else blocked | ({node.name for node in nodes} - own_nodes)
 

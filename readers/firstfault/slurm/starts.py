@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from firstfault.errors import ObjectNotFoundError
-from firstfault.run_folder import FOLDERS
+from firstfault.run_folder import RUNS_FOLDERS
 from firstfault.slurm.job import JobInfo
 from firstfault.slurm_pointer import find_pointers
 from firstfault.store import is_remote, join, open_store, split_name
@@ -35,7 +35,7 @@ def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -
     """
     if run:
         return [join(run, str(start))]
-    root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or FOLDERS[0]
+    root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or RUNS_FOLDERS[0]
     return [
         pointer.uri for pointer in find_pointers(job.number, str(start), root=root, since=since)
     ]

@@ -321,7 +321,8 @@ class FsspecStore(Store):
 
 def _move_unless_exists(part: str, full_path: str) -> bool:
     """Give a local file its name unless a file has it; return whether it got the name."""
-    source, target = Path(part), Path(full_path)
+    source = Path(part)
+    target = Path(full_path)
     try:
         target.hardlink_to(source)  # unlike a rename, it fails if the name is taken
     except FileExistsError:

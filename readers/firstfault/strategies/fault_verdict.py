@@ -87,7 +87,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
             )
         )
     why += [
-        Reason(_describe_later_fault(diagnosis, first, other), (other.failure,))
+        Reason(_describe_other_fault(diagnosis, first, other), (other.failure,))
         for other in fault.others[:3]
     ]
     why += _explain_stopped_ranks(first, stopped_raising, stopped_near_line)
@@ -98,7 +98,9 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
                 get_failures(stopped_unwinding),
             )
         )
-    why += _explain_victims(diagnosis, [item for item in classified if id(item) not in counted_ids])
+    why += _list_failure_counts(
+        diagnosis, [item for item in classified if id(item) not in counted_ids]
+    )
     why += _explain_blame(diagnosis, first)
     why += doubts
     # several faults may be the first one if the clocks can't order them
@@ -133,7 +135,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     )
     verdict = build_root_verdict(diagnosis.job, first, why, confidence, failed_alike)
     suspects = [
-        Suspect(_describe_later_fault(diagnosis, first, other), other.failure.rank, other.node)
+        Suspect(_describe_other_fault(diagnosis, first, other), other.failure.rank, other.node)
         for other in [*fault.others, *possibly_earlier][:MAX_SUSPECTS]
     ]
     suspects += [
@@ -214,7 +216,7 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     doubts = {
         "the agent of its node didn't list this failure": are_unlisted(diagnosis.job, failed_alike),
         "an exit without a reason may follow any error, even a peer's": (
-            has_peers and _may_follow_peer_error(first)
+            has_peers and _is_exit_without_reason(first)
         ),
         "on a full disk, cleanup or a checkpoint fails like this after any error": (
             len(failed_alike) > 1 and is_printed_only
@@ -250,7 +252,7 @@ def _rate_confidence(fault: FirstFault, *, is_sure: bool) -> str:
     )
 
 
-def _may_follow_peer_error(first: ClassifiedFailure) -> bool:
+def _is_exit_without_reason(first: ClassifiedFailure) -> bool:
     """Whether a program may exit like this after any error, a peer's too: with exit code 0 or 1,
     or without any output.
     """
@@ -314,13 +316,15 @@ def _explain_dead_threads(root: WorkerError) -> list[Reason]:
     ]
 
 
-def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:
+def _list_failure_counts(
+    diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]
+) -> list[Reason]:
     reasons = []
     for failure_class, (singular, plural, phrase_end) in _PHRASES_BY_CLASS.items():
         counted = [
             item
             for item in classified
-            if not item.failure.has_unseen_end and not _is_launcher_in_log(item)
+            if not item.failure.has_unseen_end and not _is_launcher_failure_in_log(item)
         ]
         if count := count_class(counted, diagnosis.job, failure_class):
             members = get_failures(item for item in counted if item.failure_class is failure_class)
@@ -330,7 +334,7 @@ def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailur
     return reasons
 
 
-def _is_launcher_in_log(item: ClassifiedFailure) -> bool:
+def _is_launcher_failure_in_log(item: ClassifiedFailure) -> bool:
     """Whether a failure is that of a launcher, known from its traceback in a log: it's no rank."""
     return item.failure.subject is Subject.AGENT and item.failure.place.engine == OF_LOGS
 
@@ -371,7 +375,7 @@ def _find_possibly_earlier_failures(
     )
 
 
-def _describe_later_fault(
+def _describe_other_fault(
     diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure
 ) -> str:
     gap = diagnosis.clocks.get_certain_gap_ns(first.failure, other.failure)

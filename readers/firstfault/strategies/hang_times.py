@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from firstfault.model import Verdict
 
 _NS_PER_SECOND = 1_000_000_000
-_COMPUTED = "computed: a watchdog's line"
+_COMPUTED_TIME_REASON = "computed: a watchdog's line"
 
 
 def has_computed_time(verdict: Verdict) -> bool:
     """Whether the time of a verdict is a computed one: when the hang began."""
-    return any(_COMPUTED in reason for reason in verdict.why)
+    return any(_COMPUTED_TIME_REASON in reason for reason in verdict.why)
 
 
 def add_hang_begin(verdict: Verdict, diagnosis: Diagnosis) -> Verdict:
@@ -40,7 +40,7 @@ def add_hang_begin(verdict: Verdict, diagnosis: Diagnosis) -> Verdict:
     except (OverflowError, OSError, ValueError):
         return verdict
     text = (
-        f"the hang began at {moment:%Y-%m-%d %H:%M:%S}, {_COMPUTED},"
+        f"the hang began at {moment:%Y-%m-%d %H:%M:%S}, {_COMPUTED_TIME_REASON},"
         f" less the {began.waited_ns / _NS_PER_SECOND:.0f} s that the collective had run"
     )
     names = tuple(document.name for document in began.failure.documents)

@@ -52,17 +52,15 @@ def build_headline(
     root: WorkerError,
     ranks: Sequence[int] = (),
     more_ranks: str = "",
-    said: str = "",
+    explanation: str = "",
 ) -> str:
     """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the
-    message. `said` replaces the message.
-
-    `said` replaces the message.
+    message, or `explanation` instead of it.
     """
     subject = (f"ranks {join_ranks(ranks)}" if len(ranks) > 1 else name_process(root)) + more_ranks
     # a log that names no process may be of one
     subject = "" if root.place.engine == OF_LOGS and subject == UNNAMED_PROCESS else subject
-    text = said or describe_failure(root)
+    text = explanation or describe_failure(root)
     category = find_category(root)
     what = find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing

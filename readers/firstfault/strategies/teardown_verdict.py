@@ -21,8 +21,8 @@ from firstfault.strategies.reasons import STRATEGY_NAME
 from firstfault.strategies.verdicts import build_verdict
 from firstfault.utils.text import one_line
 
-_CODE = "USER:Teardown"
-_REACHED_LIMIT = "reached the time limit"
+_TEARDOWN_CODE = "USER:Teardown"
+_TIME_LIMIT_TEXT = "reached the time limit"
 
 
 def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
@@ -38,7 +38,7 @@ def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
     end = describe_teardown_end(root)
     same = [failure for failure in failures if describe_teardown_end(failure) == end]
     what = end or find_message(root).what
-    failed = f"failed in its teardown: {what}" if root.code != TIME_LIMIT else _REACHED_LIMIT
+    failed = f"failed in its teardown: {what}" if root.code != TIME_LIMIT else _TIME_LIMIT_TEXT
     why = [
         # the sentence from a log names its line itself
         Reason(proof, () if job.completion else tuple(failures)),
@@ -59,9 +59,9 @@ def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
     if call := describe_timed_out_call(root):
         sentence += f": {call} timed out after the training"
     if root.code == TIME_LIMIT:
-        sentence = f"finished, then {_REACHED_LIMIT}"
+        sentence = f"finished, then {_TIME_LIMIT_TEXT}"
     headline = one_line(sentence, MAX_HEADLINE_CHARS)
-    return replace(verdict, category=TEARDOWN, code=_CODE, headline=headline)
+    return replace(verdict, category=TEARDOWN, code=_TEARDOWN_CODE, headline=headline)
 
 
 def _name_subject(root: WorkerError, ranks: tuple[int, ...]) -> str:

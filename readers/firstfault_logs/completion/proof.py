@@ -271,7 +271,7 @@ def _list_candidates(
             elif _is_finished_bar(record.text) or (
                 loop is not None
                 and record.number == loop.number
-                and _counts_all(record.text, loop)
+                and _has_only_full_counters(record.text, loop)
                 and not is_last_round_cut(tail, loop)
             ):
                 yield CompletionKind.COUNTER, record
@@ -353,7 +353,7 @@ def _is_finished_bar(text: str) -> bool:
     return bar is not None and bar["step"] == bar["total"]
 
 
-def _counts_all(text: str, loop: Loop) -> bool:
+def _has_only_full_counters(text: str, loop: Loop) -> bool:
     """Whether a line is about finished steps, none of its counters is below its end,
     and none lacks one.
 
@@ -397,14 +397,14 @@ def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -
         last_step < traceback.lines[0] < number
         and not traceback.is_handled
         and not is_at_exit([frame.function for frame in traceback.exception.frames])
-        and not _has_handled(traceback, streams)
+        and not _was_survived(traceback, streams)
         and not _prints_much_between(traceback.stream, traceback.lines[1], number)
         for stream in streams
         for traceback in find_tracebacks(stream)
     )
 
 
-def _has_handled(traceback: Traceback, streams: Sequence[Stream]) -> bool:
+def _was_survived(traceback: Traceback, streams: Sequence[Stream]) -> bool:
     """Whether the same process caught an exception and then reported its success,
     or another process trained on without it.
     """

@@ -335,7 +335,8 @@ def _has_sentence(text: str) -> bool:
         match = sentence.search(text, begin)
         if match is None:
             continue
-        before, after = text[: match.start()], text[match.end() :]
+        before = text[: match.start()]
+        after = text[match.end() :]
         clause = _CLAUSE_BREAK.split(before)[-1]
         of_stage = _STAGE_WORD.search
         if of_stage(match["between"]) or of_stage(clause[-40:]) or _ONE_OF_MANY.search(after):

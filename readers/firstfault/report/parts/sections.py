@@ -134,7 +134,8 @@ def _list_answers(report: Report) -> Iterator[Fact]:
 
 def repeats_cause(sentence: str, cause: str) -> bool:
     """Whether a sentence about a process only repeats the cause, as for a hang."""
-    text, detail = sentence.partition(": ")[2], cause.partition(": ")[2]
+    text = sentence.partition(": ")[2]
+    detail = cause.partition(": ")[2]
     return bool(text) and text.removeprefix("it ") == detail.removeprefix("rank ").partition(" ")[2]
 
 
