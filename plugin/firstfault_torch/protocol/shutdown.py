@@ -113,7 +113,8 @@ def _get_limits(step: Step) -> tuple[float, float, float]:
         ),
         Step.PUBLISH: _alike(limits.PUBLISH_TIMEOUT_SECONDS, publish),
         Step.FLYTE_ERROR: (limits.PUBLISH_TIMEOUT_SECONDS, publish, own_step),
-        Step.HANDOVER: (handover, handover, own_step),
+        # They have begun together with the verdict's upload.
+        Step.HANDOVER: (handover, handover, limits.SHUTDOWN_CALL_TIMEOUT_SECONDS),
         Step.REPORT: (own_step, own_step, own_step),
         # No grace at the end: the pod's own SIGKILL may follow within seconds.
         Step.ORPHANS: (limits.STOP_GRACE_SECONDS, own_step, 0.0),

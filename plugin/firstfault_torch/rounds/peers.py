@@ -152,7 +152,10 @@ class Peers:
         """Hand in this node's report, as a process that has to end at once, from any thread.
         Return None if the store doesn't answer.
         """
-        leave = lambda: self.settlement.leave(self.connect(), copies)  # noqa: E731
+
+        def leave() -> LeftElection | None:
+            return self.settlement.leave(self.connect(), copies)
+
         seconds = get_limit(Step.TELL_PEERS, Hurry.LEAVING_NOW)
         return call_with_timeout(leave, seconds, "leaving the verdict to the other nodes")
 
