@@ -298,6 +298,8 @@ def work():
 
 if "RANK" not in os.environ:
     kept = Kept()
+    file = open("file", "w")
+    file.write("not flushed")
     atexit.register(Path("at-exit").touch)
     threading.Thread(target=work).start()
 """
@@ -308,8 +310,8 @@ if "RANK" not in os.environ:
 @pytest.mark.parametrize("command", ["firstfault", "torch.distributed.run"])
 @pytest.mark.parametrize("codes", ["", "stop:93,unknown:93,retry:93"])
 def test_a_failed_launcher_ends_at_once(command: str, codes: str, tmp_path: Path) -> None:
-    """It waits for threads, calls functions for the exit, and has its code; but Python doesn't
-    destroy its modules, which takes as long as all else after a failure.
+    """It waits for threads, calls functions for the exit, flushes files, and has its code; but
+    Python doesn't destroy its modules, which takes as long as all else after a failure.
     """
     (tmp_path / "sitecustomize.py").write_text(LAUNCHER_HOOKS)
     (tmp_path / "train.py").write_text('raise ValueError("batch 7 has no labels")')
@@ -328,3 +330,4 @@ def test_a_failed_launcher_ends_at_once(command: str, codes: str, tmp_path: Path
     assert "ValueError" in ended.stderr
     found = {name for name in ("thread", "at-exit", "destroyed") if (tmp_path / name).exists()}
     assert found == {"thread", "at-exit"}
+    assert (tmp_path / "file").read_text() == "not flushed"

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
+import io
 import logging
 import os
 import signal
@@ -253,14 +255,20 @@ def _is_launcher() -> bool:
     )
 
 
+_BUFFERED_FILES = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
+
+
 def _exit_at_once(code: int) -> NoReturn:
     """Exit without waiting for threads; but run what the program has registered for its end,
-    and flush its output.
+    and flush its output and its open files.
     """
     atexit.unregister(_exit_at_once)
     with suppress_internal_errors("running the functions for the program's end"):
         atexit._run_exitfuncs()  # noqa: SLF001 - there is no public name
-    for stream in (sys.stdout, sys.stderr):
+    # Python's end would flush a file when it destroys the object. By the exact type: asking an
+    # object for its class may run code of its own.
+    files = (item for item in gc.get_objects() if type(item) in _BUFFERED_FILES)
+    for stream in (sys.stdout, sys.stderr, *files):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
     os._exit(code)
