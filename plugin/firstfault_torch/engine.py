@@ -18,7 +18,7 @@ from firstfault.store import join
 from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import create_on_node, get_file, put_on_node
 from firstfault_torch.node_context import Identity, NodeContext
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
@@ -270,7 +270,7 @@ class PlainEngine(Engine):
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         if not publication.durable:
             seconds = get_limit(
-                Step.PUBLISH, find_hurry(shutdown_requested, leaving_now=leaving_now)
+                ExitStep.PUBLISH, find_hurry(shutdown_requested, leaving_now=leaving_now)
             )
             return upload_verdict(publication, ERROR_FILE, seconds)
         return publication

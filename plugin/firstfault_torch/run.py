@@ -78,7 +78,7 @@ from firstfault_torch.node.stderr_relay import flush_relays
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.places import look_up_address
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
@@ -291,7 +291,7 @@ def end_failed_node(node: FailedNode, settings: ExitSettings) -> None:
         _report(node.publication, node.end.report.failure_lines, settings)
         node.is_reported = True
     # After verdict and report, because it may take `stop_seconds`.
-    seconds = get_limit(Step.ORPHANS, settings.hurry, settings.options.stop_seconds)
+    seconds = get_limit(ExitStep.ORPHANS, settings.hurry, settings.options.stop_seconds)
     kill_orphans(node.end.node_context, seconds)
 
 
@@ -463,7 +463,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
             return _publish(found, settings)
     copies, hurry = end.report.copies, settings.hurry
     wait = Wait(
-        get_limit(Step.SETTLE, hurry, settings.options.settle_seconds),
+        get_limit(ExitStep.SETTLE, hurry, settings.options.settle_seconds),
         hurry=hurry,
         # once it is set, the limits above are short enough: it would end the wait at once
         shutdown_requested=settings.shutdown_requested if hurry is Hurry.NONE else None,
@@ -556,7 +556,7 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
         )
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
-        event.wait(get_limit(Step.HANDOVER, settings.hurry))
+        event.wait(get_limit(ExitStep.HANDOVER, settings.hurry))
     if own is not None and publication.own is None:
         # This node has left its own verdict for the next attempt; another one's was the first.
         hand_over_verdict(node_context, publication.sealed, settings.shutdown_requested)
@@ -578,7 +578,7 @@ def _report(
     with suppress_internal_errors("printing what failed"):
         settings.engine.announce(publication)
     # The user may have named a file on a hanging file system.
-    sealed, seconds = publication.sealed, get_limit(Step.REPORT, settings.hurry)
+    sealed, seconds = publication.sealed, get_limit(ExitStep.REPORT, settings.hurry)
     write = partial(write_termination_message, sealed.seal.message)
     call_with_timeout(write, seconds, "writing the termination message", local=True)
     # another torch agent: copy the root cause into its error file, as torch's `record` does

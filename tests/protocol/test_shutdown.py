@@ -9,27 +9,29 @@ import pytest
 
 import firstfault_torch
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.shutdown import Hurry, SignalPhase, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, SignalPhase, get_limit
 
 _LIMIT_OF_SIGNAL = re.compile(r"\b(TERMINATED_\w+_SECONDS|EXIT_(STEP|RECORDER)_TIMEOUT_SECONDS)\b")
 
 
-@pytest.mark.parametrize("step", Step)
-def test_hurry_makes_no_step_longer(step: Step) -> None:
+@pytest.mark.parametrize("step", ExitStep)
+def test_hurry_makes_no_step_longer(step: ExitStep) -> None:
     usual, terminated, leaving_now = (get_limit(step, hurry) for hurry in Hurry)
     assert leaving_now <= terminated <= usual
 
 
 @pytest.mark.parametrize("hurry", Hurry)
 def test_an_option_replaces_the_usual_limit(hurry: Hurry) -> None:
-    assert get_limit(Step.SETTLE, hurry, 0.25) == 0.25
-    assert get_limit(Step.SETTLE, hurry, 1000.0) == (
-        1000.0 if hurry is Hurry.NONE else get_limit(Step.SETTLE, hurry)
+    assert get_limit(ExitStep.SETTLE, hurry, 0.25) == 0.25
+    assert get_limit(ExitStep.SETTLE, hurry, 1000.0) == (
+        1000.0 if hurry is Hurry.NONE else get_limit(ExitStep.SETTLE, hurry)
     )
 
 
 def test_the_signal_thread_has_seconds_for_each_step() -> None:
-    limits = [get_limit(step, Hurry.LEAVING_NOW) for step in Step if step is not Step.LEADERS]
+    limits = [
+        get_limit(step, Hurry.LEAVING_NOW) for step in ExitStep if step is not ExitStep.LEADERS
+    ]
     assert max(limits) <= time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
 
 

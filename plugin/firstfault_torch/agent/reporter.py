@@ -33,7 +33,7 @@ from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 
 _UPLOADS = 4
@@ -101,7 +101,7 @@ class Reporter:
         if self._hurried_until is None:
             return seconds
         left = self._hurried_until - time.monotonic()
-        late = get_limit(Step.LATE_UPLOAD, Hurry.TERMINATED, seconds)
+        late = get_limit(ExitStep.LATE_UPLOAD, Hurry.TERMINATED, seconds)
         return min(seconds, max(left, late))
 
     def shorten_deadlines(self) -> None:
@@ -110,7 +110,7 @@ class Reporter:
         """
         # Only the first signal: a second one must not extend the time.
         if self._hurried_until is None:
-            self._hurried_until = time.monotonic() + get_limit(Step.UPLOADS, Hurry.TERMINATED)
+            self._hurried_until = time.monotonic() + get_limit(ExitStep.UPLOADS, Hurry.TERMINATED)
 
     # --- rounds -----------------------------------------------------------------------------------
 

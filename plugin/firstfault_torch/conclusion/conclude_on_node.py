@@ -24,7 +24,7 @@ from firstfault_torch.conclusion.sealed_verdict import NodeConclusion
 from firstfault_torch.engine import Engine
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion, RestartContext
@@ -120,8 +120,8 @@ def _first_conclusion(
     strategies = [strategy] if strategy == _FALLBACK_STRATEGY else [strategy, _FALLBACK_STRATEGY]
     policies = [None] if policy is None else [policy, None]
     *tried, last = [(name, chosen) for chosen in policies for name in strategies]
-    hurried = get_limit(Step.CONCLUDE, Hurry.TERMINATED)
-    seconds = get_limit(Step.CONCLUDE, wait.hurry)
+    hurried = get_limit(ExitStep.CONCLUDE, Hurry.TERMINATED)
+    seconds = get_limit(ExitStep.CONCLUDE, wait.hurry)
     logged = ""
     for name, chosen in tried:
         # In a thread that stays behind after the timeout, perhaps for ever: it has its own result,
@@ -184,7 +184,7 @@ def _build_retry_context(
     # The event may be set later than `wait` was made: a signal that arrived during the reading
     # hurries this, too.
     is_ending = wait.shutdown_requested is not None and wait.shutdown_requested.is_set()
-    seconds = get_limit(Step.PREVIOUS_VERDICT, Hurry.TERMINATED if is_ending else wait.hurry)
+    seconds = get_limit(ExitStep.PREVIOUS_VERDICT, Hurry.TERMINATED if is_ending else wait.hurry)
     previous = find_previous_verdict(node_context, seconds, wait.shutdown_requested)
     attempt = node_context.identity.attempt
     return RetryContext(
@@ -230,8 +230,8 @@ def _read_job(
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    hurried, doing = get_limit(Step.READ, Hurry.TERMINATED), "reading the nodes' documents"
-    seconds = wait.seconds + get_limit(Step.READ, wait.hurry)
+    hurried, doing = get_limit(ExitStep.READ, Hurry.TERMINATED), "reading the nodes' documents"
+    seconds = wait.seconds + get_limit(ExitStep.READ, wait.hurry)
     job = call_with_timeout(read, seconds, doing, wait.shutdown_requested, shutdown_seconds=hurried)
     # The reading thread may still run, blocked in the storage. The copies are in memory: reading
     # them needs no request.

@@ -35,7 +35,7 @@ from firstfault_torch.guard import (
     try_call,
 )
 from firstfault_torch.node_context import NodeContext
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.time_limits import (
     MIN_SPOOL_TIMEOUT_SECONDS,
     RECEIPT_TIMEOUT_SECONDS,
@@ -74,7 +74,7 @@ def end_node_recorder(node_context: NodeContext) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
     if node_context.files is not None:
         with suppress_internal_errors("ending the recorder"):
-            seconds = get_limit(Step.RECORDER, Hurry.LEAVING_NOW)
+            seconds = get_limit(ExitStep.RECORDER, Hurry.LEAVING_NOW)
             RecorderClient(node_context.files).end(seconds)
 
 

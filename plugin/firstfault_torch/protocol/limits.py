@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def build_limits(nodes: int) -> Limits:
         longest_pause=time_limits.MAX_ARRIVALS_POLL_SECONDS,
         leader=time_limits.LEADER_TIMEOUT_SECONDS + more_for_leader,
         publishing=time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
-        hurried_settle=get_limit(Step.SETTLE, Hurry.TERMINATED),
-        hurried_leader=get_limit(Step.LEADERS, Hurry.TERMINATED),
-        hurried_publishing=get_limit(Step.LEADER_PUBLISHES, Hurry.TERMINATED),
+        hurried_settle=get_limit(ExitStep.SETTLE, Hurry.TERMINATED),
+        hurried_leader=get_limit(ExitStep.LEADERS, Hurry.TERMINATED),
+        hurried_publishing=get_limit(ExitStep.LEADER_PUBLISHES, Hurry.TERMINATED),
     )

@@ -45,7 +45,7 @@ class Hurry(Enum):
     """The main thread didn't handle the signal: another thread ends the process."""
 
 
-class Step(Enum):
+class ExitStep(Enum):
     """What a node waits for on its way from the end of a round to its own."""
 
     UPLOADS = "all documents of the node"
@@ -65,7 +65,7 @@ class Step(Enum):
     RECORDER = "the recorder to end"
 
 
-def get_limit(step: Step, hurry: Hurry, usual: float | None = None) -> float:
+def get_limit(step: ExitStep, hurry: Hurry, usual: float | None = None) -> float:
     """Return how many seconds a step may take; `usual` is an option's value in place of the
     usual limit. Hurry never makes a step longer.
     """
@@ -80,7 +80,7 @@ def get_limit(step: Step, hurry: Hurry, usual: float | None = None) -> float:
             return min(seconds, leaving_now)
 
 
-def _get_limits(step: Step) -> tuple[float, float, float]:
+def _get_limits(step: ExitStep) -> tuple[float, float, float]:
     """Return the usual limit of a step, the one of a terminated process, and the one of a process
     that the signal thread ends.
     """
@@ -90,35 +90,35 @@ def _get_limits(step: Step) -> tuple[float, float, float]:
     own_step = limits.EXIT_STEP_TIMEOUT_SECONDS
     # Built at each call, because a test may change a limit.
     return {
-        Step.UPLOADS: _alike(
+        ExitStep.UPLOADS: _alike(
             limits.UPLOAD_DEADLINE_SECONDS, limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS
         ),
-        Step.LATE_UPLOAD: _alike(
+        ExitStep.LATE_UPLOAD: _alike(
             limits.UPLOAD_DEADLINE_SECONDS, limits.TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS
         ),
-        Step.SETTLE: (limits.SETTLE_SECONDS, limits.TERMINATED_SETTLE_SECONDS, own_step),
+        ExitStep.SETTLE: (limits.SETTLE_SECONDS, limits.TERMINATED_SETTLE_SECONDS, own_step),
         # Usually each agent that may lead has its turn.
-        Step.LEADERS: _alike(math.inf, limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS),
-        Step.LEADER_PUBLISHES: _alike(
+        ExitStep.LEADERS: _alike(math.inf, limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS),
+        ExitStep.LEADER_PUBLISHES: _alike(
             limits.LEADER_PUBLISH_TIMEOUT_SECONDS, limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS
         ),
-        Step.TELL_PEERS: (limits.STORE_TIMEOUT_SECONDS, limits.STORE_TIMEOUT_SECONDS, own_step),
-        Step.READ: _alike(limits.READ_TIMEOUT_SECONDS, limits.TERMINATED_READ_TIMEOUT_SECONDS),
-        Step.PREVIOUS_VERDICT: _alike(
+        ExitStep.TELL_PEERS: (limits.STORE_TIMEOUT_SECONDS, limits.STORE_TIMEOUT_SECONDS, own_step),
+        ExitStep.READ: _alike(limits.READ_TIMEOUT_SECONDS, limits.TERMINATED_READ_TIMEOUT_SECONDS),
+        ExitStep.PREVIOUS_VERDICT: _alike(
             limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS,
             limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS,
         ),
-        Step.CONCLUDE: _alike(
+        ExitStep.CONCLUDE: _alike(
             limits.CONCLUDE_TIMEOUT_SECONDS, limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
         ),
-        Step.PUBLISH: _alike(limits.PUBLISH_TIMEOUT_SECONDS, publish),
-        Step.FLYTE_ERROR: (limits.PUBLISH_TIMEOUT_SECONDS, publish, own_step),
+        ExitStep.PUBLISH: _alike(limits.PUBLISH_TIMEOUT_SECONDS, publish),
+        ExitStep.FLYTE_ERROR: (limits.PUBLISH_TIMEOUT_SECONDS, publish, own_step),
         # They have begun together with the verdict's upload.
-        Step.HANDOVER: (handover, handover, limits.SHUTDOWN_CALL_TIMEOUT_SECONDS),
-        Step.REPORT: (own_step, own_step, own_step),
+        ExitStep.HANDOVER: (handover, handover, limits.SHUTDOWN_CALL_TIMEOUT_SECONDS),
+        ExitStep.REPORT: (own_step, own_step, own_step),
         # No grace at the end: the pod's own SIGKILL may follow within seconds.
-        Step.ORPHANS: (limits.STOP_GRACE_SECONDS, own_step, 0.0),
-        Step.RECORDER: _alike(
+        ExitStep.ORPHANS: (limits.STOP_GRACE_SECONDS, own_step, 0.0),
+        ExitStep.RECORDER: _alike(
             limits.EXIT_RECORDER_TIMEOUT_SECONDS, limits.EXIT_RECORDER_TIMEOUT_SECONDS
         ),
     }[step]

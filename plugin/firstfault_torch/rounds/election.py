@@ -52,7 +52,7 @@ from firstfault_torch.protocol.messages import (
     WaitingConnectionBroke,
     WatchKeys,
 )
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.report_packing import (
     ElectedVerdict,
     frame_report,
@@ -239,7 +239,7 @@ class VerdictElection:
 
         call = partial(try_call, put, dist.DistError)
         hurry = Hurry.NONE if connect is None else Hurry.LEAVING_NOW
-        seconds = get_limit(Step.TELL_PEERS, hurry)
+        seconds = get_limit(ExitStep.TELL_PEERS, hurry)
         doing = "handing the verdict to the other nodes"
         found, _ = call_with_timeout(call, seconds, doing, self._shutdown_requested) or (None, None)
         self._has_lost_store = found is None

@@ -19,7 +19,7 @@ from firstfault_torch.compat.torch_agent import master_address
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.restart_vote import EndRound, FollowDecision, RestartUnagreed
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.election import CollectedReports, LeftElection, VerdictElection
 from firstfault_torch.rounds.exit_barrier import PeersAtExit
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice
@@ -156,7 +156,7 @@ class Peers:
         def leave() -> LeftElection | None:
             return self.settlement.leave(self.connect(), copies)
 
-        seconds = get_limit(Step.TELL_PEERS, Hurry.LEAVING_NOW)
+        seconds = get_limit(ExitStep.TELL_PEERS, Hurry.LEAVING_NOW)
         return call_with_timeout(leave, seconds, "leaving the verdict to the other nodes")
 
     def hand_over(self, verdict: ElectedVerdict, *, leaving_now: bool) -> ElectedVerdict | None:

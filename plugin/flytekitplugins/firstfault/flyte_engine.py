@@ -41,7 +41,7 @@ from firstfault_torch.engine import (
 from firstfault_torch.guard import logger, try_call
 from firstfault_torch.node.document_writer import get_file
 from firstfault_torch.node_context import Identity
-from firstfault_torch.protocol.shutdown import Hurry, Step, get_limit
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
@@ -136,7 +136,7 @@ class FlyteEngine(Engine):
             return (
                 publication
                 if publication.durable
-                else self._upload(publication, get_limit(Step.FLYTE_ERROR, Hurry.LEAVING_NOW))
+                else self._upload(publication, get_limit(ExitStep.FLYTE_ERROR, Hurry.LEAVING_NOW))
             )
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
         # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
@@ -144,7 +144,7 @@ class FlyteEngine(Engine):
         is_deck_pending = self.publish_deck(publication, shutdown_requested)
         if not publication.durable:
             hurry = find_hurry(shutdown_requested, leaving_now=False)
-            publication = self._upload(publication, get_limit(Step.FLYTE_ERROR, hurry))
+            publication = self._upload(publication, get_limit(ExitStep.FLYTE_ERROR, hurry))
         return replace(publication, is_deck_pending=is_deck_pending)
 
     def _upload(self, publication: Publication, seconds: float) -> Publication:
