@@ -43,7 +43,7 @@ from firstfault_torch.agent.reporter import Reporter  # noqa: E402
 from firstfault_torch.engine import PlainEngine  # noqa: E402
 from firstfault_torch.node_context import Identity, NodeContext  # noqa: E402
 from firstfault_torch.options import Options  # noqa: E402
-from firstfault_torch.rounds.failure_broadcast import FailureNotice  # noqa: E402
+from firstfault_torch.protocol.notices import FailureNotice  # noqa: E402
 from firstfault_torch.rounds.peers import Peers  # noqa: E402
 from lab.benchmarks import reading  # noqa: E402
 from lab.benchmarks.cascade import Cascade, put_all  # noqa: E402

@@ -11,7 +11,7 @@ from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.model import JobErrors
 from firstfault.reading.assemble import Snapshot
-from firstfault.reading.attempt import look
+from firstfault.reading.attempt import read_once
 from firstfault.reading.request import Patience, Request
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
@@ -92,7 +92,7 @@ def looked_at(
     """Return the job as a reader sees it that opens only the documents that `strategy` needs."""
     needs = get_reading_needs(get_strategy(strategy))
     return asyncio.run(
-        look(
+        read_once(
             objects,
             Request(
                 Layout.of(objects.uri), lambda _: needs, Patience(expected_nodes=expected_nodes)

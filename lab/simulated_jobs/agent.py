@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
@@ -35,12 +35,11 @@ from firstfault_torch.protocol.messages import (
     WaitingConnectionBroke,
     WatchKeys,
 )
-from lab.simulated_jobs.events import Events
+from firstfault_torch.protocol.notices import GRACE_KEY, RoundNotices
+from lab.simulated_jobs.notices import Broadcast, build_notice
+from lab.simulated_jobs.process import Machines, Process
 from lab.simulated_jobs.storage import Storage
-from lab.simulated_jobs.store import Connection, Link, Server
 
-OUTCOME_KEY = "firstfault/outcome"
-GRACE_KEY = "firstfault/stop-seconds"
 TERMINATED_STOP_SECONDS = 30.0
 """How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
 _SHARE_OF_SAVING_WORKERS = 0.25
@@ -62,16 +61,15 @@ class State(Enum):
     EXITED = "exited"
 
 
-@dataclass
-class World:
+@dataclass(kw_only=True)
+class World(Machines):
     """What all agents of a job share."""
 
-    events: Events
-    server: Server
     storage: Storage
-    nodes: int
     election: Callable[[int, int], Election]
     """Makes the election of a group rank among so many nodes."""
+    notices: Callable[[int], RoundNotices]
+    """Makes the notices of a group rank."""
     lingers: bool
     """Whether the store's host stays until the others have the verdict."""
     shares_grace: bool
@@ -83,21 +81,15 @@ class World:
     agents: list[Agent] = field(default_factory=list)
 
 
-class Agent:
+class Agent(Process):
     """One node's agent."""
 
-    def __init__(self, rank: int, world: World, seed: str, *, is_host: bool) -> None:
-        self.rank = rank
-        self.is_host = is_host
-        """Whether its process hosts the store."""
+    def __init__(self, rank: int, world: World, seed: str) -> None:
+        super().__init__(rank, world, seed)
         self.state = State.RUNNING
-        self.is_dead = False
-        self.is_terminated = False
-        self.frozen_until = 0.0
         self.frozen_seconds = 0.0
         self.failed_at: float | None = None
         """When it began to stop its workers."""
-        self.ended_at: float | None = None
         self.stop_seconds = 0.0
         """How long its workers may take to end, from `failed_at`."""
         self.killed_after: float | None = None
@@ -106,7 +98,6 @@ class Agent:
         """What it reports."""
         self.notes: list[str] = []
         """Why it went which way."""
-        self.link = Link(is_local=is_host)
         self._world = world
         self._events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
@@ -119,40 +110,10 @@ class Agent:
         the process.
         """
         self._election = world.election(rank, world.nodes)
-        self._grace_until = 0.0
-        """Until when workers of other nodes may still be saving, as the notice says."""
         self._own_conclusion = b""
         self._is_store_lost = False
-        self._using = self._connect()
-        self._waiting = self._connect()
         self._deadline_number = 0
-
-    def _connect(self) -> Connection:
-        world = self._world
-        return Connection(self._events, world.server, self.link, self._draw)
-
-    @property
-    def connections(self) -> tuple[Connection, Connection]:
-        """Those that are in use."""
-        return self._using, self._waiting
-
-    @property
-    def is_live(self) -> bool:
-        """Whether its process runs."""
-        return not self.is_dead and self.state is not State.EXITED
-
-    def do(self, action: Callable[[], None]) -> None:
-        """Do something in this process: not if it is dead, later if it is frozen."""
-        if not self.is_live:
-            return
-        if self.frozen_until > self._events.now:
-            self._events.at(self.frozen_until, lambda: self.do(action))
-            return
-        action()
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something in this process after a time."""
-        self._events.after(seconds, lambda: self.do(action))
+        self.broadcast = Broadcast(self, world.notices(rank), self._take_outcome)
 
     def note(self, text: str) -> None:
         """Keep and trace why the agent does something."""
@@ -163,32 +124,17 @@ class Agent:
 
     def start(self) -> None:
         """Wait for a failure of any node."""
+        self.broadcast.start()
 
-        def learn(value: bytes | None) -> None:
-            if value is None:
-                self._take_broken_wait()
-                return
-            self._waiting.ask(self._acknowledge(), lambda _: None)
-            notice = json.loads(value)
-            self._grace_until = self._events.now + notice["stop_seconds"]
-            self._stop(notice["stop_seconds"], "a notice has come")
-
-        self._waiting.wait(OUTCOME_KEY, lambda value: self.do(lambda: learn(value)))
-
-    def _acknowledge(self) -> Append:
-        return Append(self._election.key("heard"), b"%d " % self.rank)
-
-    def _take_broken_wait(self) -> None:
-        if self._world.server.is_dead:
-            self._is_store_lost = True
-            return
-        self._using, self._waiting = self._connect(), self._connect()
-        self.after(time_limits.LOST_STORE_GRACE_SECONDS, self.start)
+    def _take_outcome(self) -> None:
+        outcome = self.broadcast.outcome
+        if outcome is not None and outcome.failure is not None:
+            self._stop(outcome.failure.stop_seconds, "a notice has come")
 
     def fail(self) -> None:
         """A worker of this node fails."""
         if self.state is State.RUNNING:
-            self._notify(0.0)
+            self._notify("ValueError", 0.0)
             self._stop(0.0, "a worker has failed")
 
     def terminate(self) -> None:
@@ -197,11 +143,11 @@ class Agent:
             return
         self.is_terminated = True
         self.note("is told to end")
-        self._using.ask(Append(LEAVING_KEY, b"%d " % self.rank), lambda _: None)
+        self.broadcast.mark_leaving()
         if self._world.shares_grace:
-            self._using.ask(SetOnce(GRACE_KEY, b"30"), lambda _: None)
+            self.broadcast.announce_grace(TERMINATED_STOP_SECONDS)
         if self.state in {State.RUNNING, State.STOPPING}:
-            self._notify(TERMINATED_STOP_SECONDS)
+            self._notify("SIGTERM", TERMINATED_STOP_SECONDS)
             stop = partial(self._stop, TERMINATED_STOP_SECONDS, "is told to end")
             if self._is_blocked_by_signal:
                 self.after(float(time_limits.MAIN_THREAD_TIMEOUT_SECONDS), stop)
@@ -216,12 +162,12 @@ class Agent:
     def notice_death(self, rank: int) -> None:
         """The connection to another agent has broken."""
         if self.state in {State.RUNNING, State.STOPPING, State.ELECTING, State.BLOCKED}:
-            self._using.ask(Append(LOST_KEY, b"%d " % rank), lambda _: None)
-            self._notify(0.0)
+            self.broadcast.mark_lost(rank)
+            self.broadcast.send(build_notice(rank, "died"))
 
-    def _notify(self, stop_seconds: float) -> None:
-        text = json.dumps({"by": self.rank, "stop_seconds": stop_seconds}).encode()
-        self._using.ask(SetOnce(OUTCOME_KEY, text), lambda _: None)
+    def _notify(self, what: str, stop_seconds: float) -> None:
+        notice = build_notice(self.rank, what)
+        self.broadcast.send(replace(notice, stop_seconds=stop_seconds))
 
     def _stop(self, stop_seconds: float, why: str) -> None:
         """Stop the workers; a signal to this or another node gives them more time."""
@@ -264,7 +210,8 @@ class Agent:
             else:
                 self._end_workers()
 
-        self._using.ask(Read(GRACE_KEY), lambda value: self.do(lambda: end(value)))
+        ask = self.broadcast.using.ask
+        ask(Read(GRACE_KEY), lambda value: self.do(lambda: end(value)))
         self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
 
     def _end_workers(self) -> None:
@@ -279,13 +226,18 @@ class Agent:
         if self.is_terminated and self._is_blocked_by_signal:
             self._leave_election()
             return
-        if self._is_store_lost:
-            self._conclude_alone("the store was lost before the election")
-            return
         self.state = State.ELECTING
+        self.broadcast.await_outcome(self._begin_election)
+
+    def _begin_election(self) -> None:
+        notices = self.broadcast.machine
+        if not notices.may_elect():
+            self._is_store_lost = True
+            self._conclude_alone("the outcome is unknown, or the store is lost")
+            return
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + max(self._grace_until - self._events.now, 0.0)
+        settle = time_limits.SETTLE_SECONDS + notices.get_grace_left(self._events.now)
         self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
 
     # --- the election -------------------------------------------------------------------------
@@ -338,14 +290,14 @@ class Agent:
 
         def begin(*, may_repeat: bool) -> None:
             values: list[bytes] = []
-            connection = self._using
+            connection = self.broadcast.using
 
             def step(value: bytes | None) -> None:
                 if is_over:
                     return
                 if value is None:
                     if may_repeat and not self._world.server.is_dead:
-                        self._using = self._connect()
+                        self.broadcast.using = self.connect()
                         begin(may_repeat=False)
                     else:
                         end(Unanswered(request.request))
@@ -382,7 +334,7 @@ class Agent:
             self._watch(rest)
 
         key = self._election.key(name)
-        self._waiting.wait(key, lambda value: self.do(lambda: take(value)))
+        self.broadcast.waiting.wait(key, lambda value: self.do(lambda: take(value)))
 
     def _draw_conclusion(self) -> float:
         draw = self._draw
@@ -445,21 +397,14 @@ class Agent:
         """
         self.state = State.BLOCKED
         self.note("ends in its signal thread")
-        self._using = self._connect()
+        self.broadcast.using = self.connect()
         key = self._election.key
         keys = [key("verdict"), key("arrived"), key("heard"), LOST_KEY, LEAVING_KEY]
-        requests = [Append(key("arrived"), b"%d! " % self.rank), *map(Read, keys)]
-        values: list[bytes] = []
+        operations = [Append(key("arrived"), b"%d! " % self.rank), *map(Read, keys)]
 
-        def take(value: bytes | None) -> None:
-            if self.state is not State.BLOCKED:
-                return
-            if value is None:
+        def take(values: tuple[bytes, ...] | None) -> None:
+            if values is None:
                 self._conclude_alone("the store doesn't answer the signal thread")
-                return
-            values.append(value)
-            if len(values) < len(requests):
-                ask()
                 return
             _, verdict, *states = values
             if verdict:
@@ -470,11 +415,8 @@ class Agent:
             else:
                 self._conclude_alone("no agent stays")
 
-        def ask() -> None:
-            self._using.ask(requests[len(values)], lambda value: self.do(lambda: take(value)))
-
-        self.after(float(time_limits.EXIT_STEP_TIMEOUT_SECONDS), lambda: take(None))
-        ask()
+        seconds = float(time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+        self.ask(self.broadcast.using, operations, seconds, take)
 
     # --- without an election ------------------------------------------------------------------
 
@@ -523,7 +465,7 @@ class Agent:
             end(None)
             return
         operation = SetOnce(self._election.key("verdict"), verdict)
-        self._using.ask(operation, lambda value: self.do(lambda: end(value)))
+        self.broadcast.using.ask(operation, lambda value: self.do(lambda: end(value)))
         self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
 
     # --- the end ------------------------------------------------------------------------------
@@ -539,25 +481,15 @@ class Agent:
         others = [agent for agent in self._world.agents if agent is not self]
         busy = {State.STOPPING, State.ELECTING, State.BLOCKED}
         is_needed = any(agent.is_live and agent.state in busy for agent in others)
-        if self.is_host and self._world.lingers and is_needed and self._events.now < at_last:
+        is_host = self.rank == self._world.host
+        if is_host and self._world.lingers and is_needed and self._events.now < at_last:
             self.after(0.2, lambda: self._leave(at_last))
             return
         self.after(0.05 + self._draw.expovariate(5), self._end)
 
     def _end(self) -> None:
         self.state = State.EXITED
-        self.ended_at = self._events.now
-        self._events.log(f"agent {self.rank} has ended")
-        if self.is_host:
-            close_store(self._world)
-
-
-def close_store(world: World) -> None:
-    """The process that hosts the store has ended: the connections to it break."""
-    world.server.is_dead = True
-    for agent in world.agents:
-        for connection in agent.connections:
-            connection.reset()
+        self.end()
 
 
 def build_verdict(rank: int, covers: Sequence[int], lost: Sequence[int]) -> bytes:

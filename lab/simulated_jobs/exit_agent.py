@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from firstfault_torch import time_limits
@@ -40,20 +40,20 @@ from firstfault_torch.protocol.exit_barrier import (
     RefuseRestart,
     RendezvousClosed,
     RosterRead,
+    RosterUnanswered,
     RoundFailed,
     StoreLost,
     Succeed,
 )
 from firstfault_torch.protocol.messages import Append, Operation, Read, SetOnce, TimePassed
-from lab.simulated_jobs.notices import (
+from firstfault_torch.protocol.notices import (
     FATAL_KEY,
     FINISHED,
     OUTCOME_KEY,
-    Broadcast,
-    Outcome,
-    SimulatedNotice,
-    parse_outcome,
+    RoundNotices,
+    parse_notice,
 )
+from lab.simulated_jobs.notices import Broadcast, build_notice
 from lab.simulated_jobs.process import Machines, Process, Values
 from lab.simulated_jobs.store import Connection, Increment
 
@@ -97,9 +97,10 @@ class ExitAgent(Process):
         rank: int,
         machines: Machines,
         seed: str,
-        barrier: ExitBarrier,
-        roster: Roster,
         *,
+        barrier: ExitBarrier,
+        notices: RoundNotices,
+        roster: Roster,
         can_restart: bool,
     ) -> None:
         super().__init__(rank, machines, seed)
@@ -123,7 +124,7 @@ class ExitAgent(Process):
         self._is_polling = False
         self._poll_result: bool | None = None
         self._deadline_number = 0
-        self.broadcast = Broadcast(self, self._take_outcome)
+        self.broadcast = Broadcast(self, notices, self._take_outcome)
         self.watch_end: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -137,13 +138,9 @@ class ExitAgent(Process):
         failed = sorted(self._roster.failed - {self.rank})
         waits = time_limits.ROSTER_FAILURE_GRACE_SECONDS if self._can_restart else 0.1
 
-        def accept() -> None:
-            outcome = self.broadcast.outcome
-            if outcome is None or outcome.lost:
-                self.broadcast.learn(Outcome(SimulatedNotice(failed[0], "in the roster")))
-
         if failed:
-            self.after(waits, accept)
+            notice = build_notice(failed[0], "in the roster")
+            self.after(waits, lambda: self.broadcast.accept(notice))
         else:
             self.after(time_limits.ROSTER_POLL_SECONDS, self._poll_roster)
 
@@ -163,8 +160,7 @@ class ExitAgent(Process):
         """A worker of this node fails."""
         if self.state is not ExitState.WORKING:
             return
-        can = self._can_restart
-        self.broadcast.send(SimulatedNotice(self.rank, "ValueError", fatal=not can, asks=can))
+        self.broadcast.send(build_notice(self.rank, "ValueError", asks=self._can_restart))
         self._stop()
 
     def terminate(self) -> None:
@@ -175,19 +171,18 @@ class ExitAgent(Process):
         self.is_terminated = True
         self.note("is told to end")
         self.state = ExitState.FAILED
-        notice = SimulatedNotice(self.rank, "SIGTERM")
+        notice = build_notice(self.rank, "SIGTERM")
         self.broadcast.send(notice, lambda: self._end(ExitState.FAILED))
 
     def notice_death(self, rank: int) -> None:
         """The connection to another agent has broken."""
-        can = self._can_restart
-        self.broadcast.send(SimulatedNotice(rank, "died", fatal=not can, asks=can))
+        self.broadcast.send(build_notice(rank, "died", asks=self._can_restart))
 
     def _take_outcome(self) -> None:
         outcome = self.broadcast.outcome
         if self.state is ExitState.WAITING:
             self._pass_outcome()
-        elif outcome is None or outcome.finished or outcome.lost:
+        elif outcome is None or outcome.failure is None:
             pass  # its workers run on; without the store they fail by themselves
         elif self.state is ExitState.WORKING:
             self._stop()
@@ -247,7 +242,7 @@ class ExitAgent(Process):
         if outcome.finished:
             return AllFinished()
         if outcome.failure is None:
-            return StoreLost("the connection was reset")
+            return StoreLost(outcome.lost)
         return RoundFailed(outcome.failure)
 
     def _carry_out(self, instruction: BarrierInstruction) -> None:  # noqa: C901, PLR0912
@@ -273,7 +268,7 @@ class ExitAgent(Process):
                     ),
                 )
             case ReadOutcome():
-                self.broadcast.poll(lambda: None)
+                self.broadcast.poll()
                 if self.reads_outcome_newly:
                     self._ask_newly((Read(OUTCOME_KEY), Read(FATAL_KEY)), self._take_outcome_read)
             case AnnounceFinished():
@@ -288,8 +283,8 @@ class ExitAgent(Process):
                 self._read_roster()
             case AskFatalFailure():
                 self.broadcast.find_fatal_failure(lambda found: self._feed(FatalFailureRead(found)))
-            case RefuseRestart():
-                self.broadcast.send(SimulatedNotice(self.rank, "can't restart"))
+            case RefuseRestart(notice):
+                self.broadcast.send(replace(notice, fatal=True, asks=False))
             case CloseRendezvous():
                 self._close_rendezvous()
             case Succeed(unknown):
@@ -387,13 +382,18 @@ class ExitAgent(Process):
     def _take_outcome_read(self, values: Values | None) -> None:
         known = [value for value in values or () if value]
         if known and self.broadcast.outcome is None:
-            self.broadcast.learn(parse_outcome(known[0]))
+            self._parse_outcome(known[0])
 
     def _take_announcement(self, values: Values | None) -> None:
         if values is None:
             self._feed(self._find_outcome() or OutcomeUnknown())
             return
-        failure = parse_outcome(values[0]).failure
+        self._parse_outcome(values[0])
+
+    def _parse_outcome(self, value: bytes) -> None:
+        failure = parse_notice(value)
+        if failure is not None:
+            self.broadcast.accept(failure)
         self._feed(AllFinished() if failure is None else RoundFailed(failure))
 
     def _close_rendezvous(self) -> None:
@@ -423,9 +423,10 @@ class ExitAgent(Process):
         took = self._get_seconds()
 
         def answer() -> None:
-            is_read = took < _ROSTER_READ_S
             done = {*(roster.succeeded - roster.failed), self.rank}
-            self._feed(RosterRead(is_read and len(done) >= nodes, is_read and bool(roster.failed)))
+            is_read = took < _ROSTER_READ_S
+            found = RosterRead(len(done) >= nodes, bool(roster.failed))
+            self._feed(found if is_read else RosterUnanswered())
 
         self.after(min(took, _ROSTER_READ_S), answer)
 

@@ -14,12 +14,16 @@ from firstfault_torch.protocol.exit_barrier import (
     BarrierPhase,
     ExitBarrier,
     IgnoreSignals,
+    RosterRead,
+    RosterUnanswered,
     Succeed,
     build_barrier_limits,
 )
+from firstfault_torch.protocol.notices import NoticeLimits, RoundNotices, build_notice_limits
 from lab.simulated_jobs.events import Events
 from lab.simulated_jobs.exit_agent import JOINED_KEY, ExitAgent, ExitState, ForeignAgent, Roster
 from lab.simulated_jobs.faults import Fault
+from lab.simulated_jobs.former_rules import FormerNotices, OnceNotices
 from lab.simulated_jobs.process import Machines
 from lab.simulated_jobs.store import Server
 
@@ -49,6 +53,8 @@ class FormerBarrier(ExitBarrier):
 
     def handle(self, event: BarrierEvent, now: float) -> list[BarrierInstruction]:
         self._now = now
+        if isinstance(event, RosterUnanswered):
+            event = RosterRead(has_all=False)  # an error ended the agent
         instructions = super().handle(event, now)
         # A signal failed an agent that knew that all nodes had finished.
         return [item for item in instructions if not isinstance(item, IgnoreSignals)]
@@ -89,6 +95,11 @@ class TrustingBarrier(ExitBarrier):
         return self._end(Succeed())
 
 
+NOTICES: dict[str, Callable[[int, NoticeLimits], RoundNotices]] = {
+    "once": OnceNotices,
+    "former": FormerNotices,
+}
+"""By the rules; else the product's."""
 BARRIERS: dict[str, Callable[[int, int, BarrierLimits], ExitBarrier]] = {
     "present": ExitBarrier,
     "once": ExitBarrier,  # but a notice without an answer isn't sent again on a new connection
@@ -141,8 +152,9 @@ class ExitJob:
                 rank,
                 self.machines,
                 name,
-                BARRIERS[rules](rank, plan.nodes, limits),
-                self.roster,
+                barrier=BARRIERS[rules](rank, plan.nodes, limits),
+                notices=NOTICES.get(rules, RoundNotices)(rank, build_notice_limits()),
+                roster=self.roster,
                 can_restart=plan.can_restart,
             )
             for rank in range(plan.nodes)
@@ -160,7 +172,6 @@ class ExitJob:
             self.events.at(end, lambda agent=agent: agent.do(agent.succeed))  # type: ignore[misc]
             if isinstance(agent, ExitAgent):
                 agent.reads_outcome_newly = self.rules != "former"
-                agent.broadcast.resends = self.rules not in {"once", "former"}
                 agent.watch_end = lambda agent=agent: self._check_success(agent)  # type: ignore[misc]
         for fault in self.faults:
             self.events.at(fault.seconds, lambda fault=fault: self._inject(fault))  # type: ignore[misc]

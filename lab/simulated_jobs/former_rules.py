@@ -1,9 +1,15 @@
-"""Rules of elections that the product had before. With them the simulator finds what they did."""
+"""Rules that the product had before. With them the simulator finds what they did."""
 
 from __future__ import annotations
 
 from firstfault_torch.protocol.election import Election, ElectionPhase
 from firstfault_torch.protocol.messages import Instruction, Lead, Publish
+from firstfault_torch.protocol.notices import (
+    NoticeInstruction,
+    NoticePhase,
+    RoundNotices,
+    RoundOutcome,
+)
 
 
 class FormerElection(Election):
@@ -38,3 +44,32 @@ class FormerElection(Election):
             complete=True,
             lost=leading.lost | missing,
         )
+
+
+class OnceNotices(RoundNotices):
+    """Notices that are sent only once, also if the store doesn't answer."""
+
+    def _take_silence(self, request: int) -> list[NoticeInstruction]:
+        self._outstanding.pop(request, None)
+        return super()._take_silence(request)
+
+
+class FormerNotices(OnceNotices):
+    """The notices before their rules were repaired."""
+
+    def _take_answer(
+        self, request: int, values: tuple[bytes, ...], now: float
+    ) -> list[NoticeInstruction]:
+        self._outstanding.pop(request, None)  # only the waiting connection said what counts
+        return super()._take_answer(request, values, now)
+
+    def _take_broken_connection(self, why: str) -> list[NoticeInstruction]:
+        if self.phase is NoticePhase.ASKING:
+            self._why_broken = why
+            return self._lose_store()  # the host wasn't asked
+        return super()._take_broken_connection(why)
+
+    def _lose_store(self) -> list[NoticeInstruction]:
+        if not self.is_fatal:
+            self.outcome = RoundOutcome()  # a known failure was forgotten
+        return super()._lose_store()

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from firstfault_torch import time_limits
 from firstfault_torch.protocol.election import Election
 from firstfault_torch.protocol.limits import build_limits
-from lab.simulated_jobs.agent import Agent, State, World, close_store
+from firstfault_torch.protocol.notices import RoundNotices, build_notice_limits
+from lab.simulated_jobs.agent import Agent, State, World
 from lab.simulated_jobs.events import Events
 from lab.simulated_jobs.faults import Fault, draw_faults
-from lab.simulated_jobs.former_rules import FormerElection
+from lab.simulated_jobs.former_rules import FormerElection, FormerNotices
 from lab.simulated_jobs.storage import Storage
 from lab.simulated_jobs.store import Server
 
@@ -39,6 +40,8 @@ class Rules:
     """Whether a signal to one node gives the workers of all nodes the same time to end."""
     blocks_main: bool = True
     """Whether the main threads of some agents are blocked in C++ when a signal comes."""
+    former_notices: bool = False
+    """See `former_rules`."""
 
 
 PRESENT = Rules()
@@ -48,6 +51,7 @@ FORMER = Rules(
     creates_once=False,
     lingers=False,
     shares_grace=False,
+    former_notices=True,
     blocks_main=False,
 )
 
@@ -77,20 +81,22 @@ class SimulatedJob:
         hosts = {"first": 0, "another": draw.randrange(self.nodes), "outside": -1}
         self.host = hosts[where]
         kind = FormerElection if rules.former_election else Election
+        notices = FormerNotices if rules.former_notices else RoundNotices
         self.world = World(
-            self.events,
-            Server(self.events, random.Random(f"{name}/store")),
-            Storage(self.events, random.Random(f"{name}/storage"), rules.creates_once),
-            self.nodes,
-            lambda rank, count: kind(rank, count, build_limits(count)),
-            rules.lingers,
-            rules.shares_grace,
-            rules.blocks_main,
+            events=self.events,
+            server=Server(self.events, random.Random(f"{name}/store")),
+            storage=Storage(self.events, random.Random(f"{name}/storage"), rules.creates_once),
+            nodes=self.nodes,
+            host=self.host,
+            election=lambda rank, count: kind(rank, count, build_limits(count)),
+            notices=lambda rank: notices(rank, build_notice_limits()),
+            lingers=rules.lingers,
+            shares_grace=rules.shares_grace,
+            blocks_main=rules.blocks_main,
         )
         self.agents = self.world.agents
-        self.agents += [
-            Agent(rank, self.world, name, is_host=rank == self.host) for rank in range(self.nodes)
-        ]
+        self.agents += [Agent(rank, self.world, name) for rank in range(self.nodes)]
+        self.world.processes.extend(self.agents)
         self.faults = list(draw_faults(name, self.nodes) if faults is None else faults)
         self._has_victims = False
 
@@ -120,29 +126,20 @@ class SimulatedJob:
             case "machine gone":
                 self._kill(agent, _SILENCE_S)
             case "freeze":
-                agent.frozen_until = max(agent.frozen_until, self.events.now + fault.size)
+                agent.freeze(fault.size)
                 agent.frozen_seconds += fault.size
-                if fault.node == self.host:
-                    self.world.server.frozen_until = agent.frozen_until
             case "slow link":
-                agent.link.slow_until = self.events.now + fault.size
-                agent.link.slow_by = 1 + fault.size / 3
+                agent.slow_down(fault.size)
             case "reset":
                 for connection in agent.connections:
                     connection.reset()
             case "silent connection":
-                agent.connections[1].is_silent = True
+                agent.broadcast.waiting.is_silent = True
             case "storage outage":
                 self.world.storage.down_until = self.events.now + fault.size
 
     def _kill(self, agent: Agent, noticed_after: float) -> None:
-        is_gone = noticed_after == _SILENCE_S
-        agent.is_dead = True
-        if agent.is_host:
-            if is_gone:
-                self.world.server.is_silent = True
-            else:
-                close_store(self.world)
+        agent.kill(with_machine=noticed_after == _SILENCE_S)
         self._fail_victims(agent.rank)
         watchers = [0] if agent.rank else range(1, self.nodes)
         for rank in watchers:

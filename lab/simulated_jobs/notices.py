@@ -1,158 +1,230 @@
-"""The failure broadcast of a simulated agent, as `rounds/failure_broadcast` carries it out."""
+"""The notices of a simulated agent: the product's machine, and around it a driver."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.messages import Read, SetOnce
-from lab.simulated_jobs.process import Process
+from firstfault_torch.protocol.messages import Answered, AskStore, Read, TimePassed, Unanswered
+from firstfault_torch.protocol.notices import (
+    FATAL_KEY,
+    OUTCOME_KEY,
+    AskAgain,
+    AwaitOutcome,
+    CheckHost,
+    Connect,
+    Connected,
+    ConnectionBroke,
+    FailureNotice,
+    FatalFailurePolled,
+    GraceBegan,
+    HostChecked,
+    LeavingBegan,
+    ListeningBegan,
+    NodeFailed,
+    NoticeEvent,
+    NoticeFound,
+    NoticeInstruction,
+    OutcomeOverdue,
+    OutcomeSet,
+    PassOn,
+    PeerLost,
+    PollFatalFailure,
+    RestartRefused,
+    RoundLeft,
+    RoundNotices,
+    RoundOutcome,
+)
+from lab.simulated_jobs.process import Process, Values
+from lab.simulated_jobs.store import Connection
 
-OUTCOME_KEY = "firstfault/outcome"
-FATAL_KEY = "firstfault/fatal"
-FINISHED = b'{"finished": true}'
+_STORE_S = float(time_limits.STORE_TIMEOUT_SECONDS)
+_LOCAL_S = 0.001
+"""For a host that answers at once, or refuses."""
 
 
-@dataclass(frozen=True)
-class SimulatedNotice:
-    """A node's failure, as its peers receive it."""
-
-    group_rank: int
-    what: str
-    fatal: bool = True
-    asks: bool = False
-
-    def pack(self) -> bytes:
-        """Return it as it is stored."""
-        return json.dumps(asdict(self)).encode()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a round, as an agent learned it."""
-
-    failure: SimulatedNotice | None = None
-    finished: bool = False
-    lost: bool = False
-
-
-def parse_outcome(value: bytes) -> Outcome:
-    """Return the outcome that the store has."""
-    if value == FINISHED:
-        return Outcome(finished=True)
-    return Outcome(SimulatedNotice(**json.loads(value)))
+def build_notice(group_rank: int, what: str, *, asks: bool = False) -> FailureNotice:
+    """Return a node's failure, which is fatal unless the agents vote on a restart."""
+    return FailureNotice(what, f"worker-{group_rank}", group_rank, fatal=not asks, asks=asks)
 
 
 class Broadcast:
-    """Sends an agent's failure, and waits for the round's outcome on two connections."""
+    """Carries out what the machine decides, on two connections, as `rounds/failure_broadcast`."""
 
-    def __init__(self, process: Process, on_change: Callable[[], None]) -> None:
-        self.outcome: Outcome | None = None
+    def __init__(
+        self, process: Process, machine: RoundNotices, on_change: Callable[[], None]
+    ) -> None:
+        self.machine = machine
+        self.using: Connection = process.connect()
+        self.waiting: Connection = process.connect()
         self._process = process
         self._on_change = on_change
-        self._sent: SimulatedNotice | None = None
-        self.using = process.connect()
-        self.waiting = process.connect()
-        self.resends = False
-        """Whether a notice without an answer is sent again on a new connection."""
-        self._is_ended = False
+        self._waiters: list[Callable[[], None]] = []
+        """Who waits until the outcome is known."""
+        self._deadline_number = 0
+
+    @property
+    def outcome(self) -> RoundOutcome | None:
+        """How the round ended, or None if not yet known."""
+        return self.machine.outcome
 
     @property
     def is_fatal(self) -> bool:
         """Whether a node, perhaps this one, has failed and can't restart."""
-        failure = self.outcome.failure if self.outcome is not None else None
-        return failure is not None and failure.fatal
+        return self.machine.is_fatal
+
+    # --- what happens -------------------------------------------------------------------------
 
     def start(self) -> None:
         """Wait for the outcome."""
-        process = self._process
+        self._listen(ListeningBegan())
 
-        def take(value: bytes | None) -> None:
-            if self._is_ended or self.outcome is not None:
-                return
-            if value is not None:
-                self.learn(parse_outcome(value))
-            elif process.machines.server.is_dead:
-                self.learn(Outcome(lost=True))
-            else:
-                self.using, self.waiting = process.connect(), process.connect()
-                process.after(time_limits.LOST_STORE_GRACE_SECONDS, self.start)
-
-        self.waiting.wait(OUTCOME_KEY, lambda value: process.do(lambda: take(value)))
-
-    def learn(self, outcome: Outcome) -> None:
-        """Accept an outcome, and poll for a fatal failure after one that may lead to a restart."""
-        self.outcome = outcome
-        self._process.note(f"learns {outcome}")
-        if outcome.failure is not None and not outcome.failure.fatal:
-            self._poll_fatal()
-        self._on_change()
-
-    def poll(self, done: Callable[[], None]) -> None:
-        """Read the outcome, as far as the store answers."""
-
-        def take(values: tuple[bytes, ...] | None) -> None:
-            if values is not None and values[0] and self.outcome is None:
-                self.learn(parse_outcome(values[0]))
-            done()
-
-        limit = float(time_limits.STORE_TIMEOUT_SECONDS)
-        self._process.ask(self.using, [Read(OUTCOME_KEY)], limit, take)
-
-    def send(self, notice: SimulatedNotice, then: Callable[[], None] = lambda: None) -> None:
-        """Broadcast a failure. Only the first counts, but a fatal one replaces a restart."""
-        if self._sent is not None and (self._sent.fatal or not notice.fatal):
+    def send(self, notice: FailureNotice, then: Callable[[], None] = lambda: None) -> None:
+        """Broadcast a failure; go on once the store has answered, or its time is over."""
+        instructions = self._handle(NodeFailed(notice))
+        if not instructions:
             then()
-            return
-        self._sent = notice
-        fatal = [SetOnce(FATAL_KEY, notice.pack())] if notice.fatal else []
-        operations = [*fatal, SetOnce(OUTCOME_KEY, notice.pack())]
-        limit = float(time_limits.STORE_TIMEOUT_SECONDS)
-        process = self._process
+        for instruction in instructions:
+            self._carry_out(instruction, then)
 
-        def take(values: tuple[bytes, ...] | None) -> None:
-            if values is None and self.resends:
-                process.ask(process.connect(), operations, limit, lambda _: then())
-            else:
-                then()
+    def mark_lost(self, group_rank: int) -> None:
+        """Record that the connection to an agent broke."""
+        self._feed(PeerLost(group_rank))
 
-        process.ask(self.using, operations, limit, take)
+    def mark_leaving(self) -> None:
+        """Record that this process has to end."""
+        self._feed(LeavingBegan())
 
-    def find_fatal_failure(self, answer: Callable[[SimulatedNotice | None], None]) -> None:
-        """Look for another node's fatal failure in the store."""
-        failure = self.outcome.failure if self.outcome is not None else None
-        own = self._process.rank
+    def announce_grace(self, seconds: float) -> None:
+        """Let the workers of all nodes have this time to end."""
+        self._feed(GraceBegan(seconds))
 
-        def take(values: tuple[bytes, ...] | None) -> None:
-            found = parse_outcome(values[0]).failure if values and values[0] else None
-            answer(found if found is not None and found.group_rank != own else None)
+    def accept(self, notice: FailureNotice) -> None:
+        """Accept another node's failure from the roster or a vote."""
+        self._feed(NoticeFound(notice))
 
-        if failure is not None and failure.fatal and failure.group_rank != own:
-            answer(failure)
-        elif self.outcome is not None and self.outcome.lost:
-            answer(None)
-        else:
-            limit = float(time_limits.STORE_TIMEOUT_SECONDS)
-            self._process.ask(self.using, [Read(FATAL_KEY)], limit, take)
+    def refuse_restart(self, notice: FailureNotice) -> None:
+        """The agents have voted against a restart."""
+        self._feed(RestartRefused(notice))
+
+    def poll(self) -> None:
+        """Read the outcome, as far as the store answers."""
+        self._feed(OutcomeOverdue())
 
     def end(self) -> None:
         """Stop listening: the next round begins."""
-        self._is_ended = True
+        self._feed(RoundLeft())
 
-    def _poll_fatal(self) -> None:
-        def take(value: bytes | None) -> None:
-            if self._is_ended or self.is_fatal:
-                return
-            if value is None:
-                self.outcome = Outcome(lost=True)
+    def find_fatal_failure(self, answer: Callable[[FailureNotice | None], None]) -> None:
+        """Look for another node's fatal failure in the store."""
+        machine = self.machine
+
+        def take(values: Values | None) -> None:
+            answer(machine.find_fatal_failure(values[0] if values else b""))
+
+        if machine.needs_fatal_failure:
+            self._process.ask(self.using, [Read(FATAL_KEY)], _STORE_S, take)
+        else:
+            take(None)
+
+    def await_outcome(self, then: Callable[[], None]) -> None:
+        """Go on once the outcome is known, or the time of the store is over."""
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                then()
+
+        if self.outcome is not None:
+            end()
+        else:
+            self._waiters.append(end)
+            self._process.after(_STORE_S, end)
+
+    # --- events and instructions --------------------------------------------------------------
+
+    def _handle(self, event: NoticeEvent) -> list[NoticeInstruction]:
+        now, before = self._process.events.now, self.machine.phase
+        instructions = self.machine.handle(event, now)
+        after = self.machine.phase
+        if before is not after:
+            name = type(event).__name__
+            self._process.note(f"    notices: {before.value} -> {after.value}: {name}")
+        self._deadline_number += 1
+        number, deadline = self._deadline_number, self.machine.deadline
+        if deadline is not None:
+            self._at(deadline, lambda: self._pass_time(number))
+        return instructions
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        self._process.events.at(when, lambda: self._process.do(action))
+
+    def _pass_time(self, number: int) -> None:
+        if number == self._deadline_number:
+            self._listen(TimePassed())
+
+    def _feed(self, event: NoticeEvent) -> None:
+        for instruction in self._handle(event):
+            self._carry_out(instruction)
+
+    def _carry_out(
+        self, instruction: NoticeInstruction, then: Callable[[], None] = lambda: None
+    ) -> None:
+        process = self._process
+        match instruction:
+            case AskStore(number, operations):
+                connection = self.using
+            case AskAgain(number, operations):
+                connection = process.connect()
+            case PassOn(outcome):
+                process.note(f"learns {outcome}")
+                waiters, self._waiters = self._waiters, []
                 self._on_change()
-            elif value:
-                self.learn(parse_outcome(value))
-            else:
-                self._process.after(time_limits.FATAL_FAILURE_POLL_SECONDS, self._poll_fatal)
+                for end in waiters:
+                    end()
+                return
+            case _:
+                return
 
-        if not self._is_ended:
-            ask = self.using
-            ask.ask(Read(FATAL_KEY), lambda value: self._process.do(lambda: take(value)))
+        def take(values: Values | None) -> None:
+            if isinstance(instruction, AskAgain) and values is not None:
+                self.using = connection
+            then()
+            self._feed(Unanswered(number) if values is None else Answered(number, values))
+
+        process.ask(connection, operations, _STORE_S, take)
+
+    # --- the listener -------------------------------------------------------------------------
+
+    def _listen(self, event: NoticeEvent) -> None:
+        for instruction in self._handle(event):
+            self._carry_out_listening(instruction)
+
+    def _carry_out_listening(self, instruction: NoticeInstruction) -> None:
+        process = self._process
+        server = process.machines.server
+        seconds = _STORE_S if server.is_silent else _LOCAL_S
+        match instruction:
+            case Connect() if server.is_dead or server.is_silent:
+                process.after(seconds, lambda: self._listen(ConnectionBroke("no server listens")))
+            case Connect():
+                self.using, self.waiting = process.connect(), process.connect()
+                self._listen(Connected())
+            case AwaitOutcome():
+                answer = partial(self._take, OutcomeSet)
+                self.waiting.wait(OUTCOME_KEY, lambda value: process.do(lambda: answer(value)))
+            case CheckHost():
+                is_listening = not (server.is_dead or server.is_silent)
+                process.after(seconds, lambda: self._listen(HostChecked(is_listening)))
+            case PollFatalFailure():
+                answer = partial(self._take, FatalFailurePolled)
+                self.using.ask(Read(FATAL_KEY), lambda value: process.do(lambda: answer(value)))
+            case _:
+                self._carry_out(instruction)
+
+    def _take(self, event: Callable[[bytes], NoticeEvent], value: bytes | None) -> None:
+        broke = ConnectionBroke("the connection was reset")
+        self._listen(broke if value is None else event(value))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import LOST_KEY, Election
+from firstfault_torch.protocol.election import Election
 from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
     Adopt,
@@ -31,6 +32,7 @@ from firstfault_torch.protocol.messages import (
     WaitingConnectionBroke,
     WatchKeys,
 )
+from firstfault_torch.protocol.notices import FATAL_KEY, FailureNotice, RoundNotices
 from firstfault_torch.protocol.restart_vote import (
     AskWhoFailed,
     CancelVote,
@@ -53,7 +55,7 @@ from firstfault_torch.protocol.restart_vote import (
     VoteInstruction,
     VoteOpened,
 )
-from lab.simulated_jobs.notices import FATAL_KEY, Broadcast, SimulatedNotice
+from lab.simulated_jobs.notices import Broadcast, build_notice
 from lab.simulated_jobs.process import Machines, Process, Values
 
 NOBODY = b"{}"
@@ -61,7 +63,6 @@ NOBODY = b"{}"
 LAST_CALL_S = 30.0
 """Torch's: after this a rendezvous with enough nodes begins without the others."""
 TORCH_JOIN_TIMEOUT_S = 600.0
-_STORE_S = float(time_limits.STORE_TIMEOUT_SECONDS)
 _NO_LEADERS = json.dumps({"leaders": [], "complete": False}).encode()
 
 
@@ -105,7 +106,9 @@ class VoteAgent(Process):
         rank: int,
         machines: Machines,
         seed: str,
+        *,
         vote: RestartVote,
+        notices: RoundNotices,
         rendezvous: Rendezvous,
     ) -> None:
         super().__init__(rank, machines, seed)
@@ -119,6 +122,9 @@ class VoteAgent(Process):
         """The decision that it followed."""
         self.ignored_failure = False
         """Whether it returned to torch although it knew of a fatal failure."""
+        self.has_known_failure = False
+        """Whether it has learned of a failure."""
+        self.has_forgotten_failure = False
         self.ended_by_torch = False
         self._rendezvous = rendezvous
         self._can_continue = machines.nodes - 1 >= rendezvous.min_nodes
@@ -126,7 +132,7 @@ class VoteAgent(Process):
         self._is_electing = False
         self._own = b""
         self._deadline_number = 0
-        self.broadcast = Broadcast(self, self._take_outcome)
+        self.broadcast = Broadcast(self, notices, self._take_outcome)
 
     def start(self) -> None:
         """Listen to the peers."""
@@ -166,19 +172,19 @@ class VoteAgent(Process):
         """The connection to another agent has broken."""
         listens = {VoterState.WORKING, VoterState.STOPPING, VoterState.VOTING}
         if self.state in listens:
-            self.ask(self.broadcast.using, [Append(LOST_KEY, b"%d " % rank)], 9, lambda _: None)
+            self.broadcast.mark_lost(rank)
             self._notify(rank, "died", asks=self._can_continue)
 
     def _notify(self, rank: int, what: str, *, asks: bool) -> None:
-        self.broadcast.send(SimulatedNotice(rank, what, fatal=not asks, asks=asks))
+        self.broadcast.send(build_notice(rank, what, asks=asks))
 
     def _take_outcome(self) -> None:
         outcome = self.broadcast.outcome
         failure = outcome.failure if outcome is not None else None
-        if failure is None:
+        self.has_forgotten_failure |= self.has_known_failure and failure is None
+        self.has_known_failure |= failure is not None
+        if failure is None or self.state is VoterState.JOINING:
             return
-        key = "firstfault/heard" if failure.fatal else self._election.key("heard")
-        self.broadcast.waiting.ask(Append(key, b"%d " % self.rank), lambda _: None)
         if failure.fatal:
             self._feed(NodeFailedForGood())
         if self.state is VoterState.WORKING:
@@ -195,18 +201,11 @@ class VoteAgent(Process):
     def _open_vote(self) -> None:
         if self.state is not VoterState.STOPPING:
             return
-        outcome = self.broadcast.outcome
-        if outcome is None and self.state is VoterState.STOPPING:
-            self.state = VoterState.VOTING
-            self.after(_STORE_S, self._begin_vote)
-            return
         self.state = VoterState.VOTING
-        self._begin_vote()
+        self.broadcast.await_outcome(self._begin_vote)
 
     def _begin_vote(self) -> None:
-        outcome = self.broadcast.outcome
-        can = outcome is not None and not outcome.lost and not self.broadcast.is_fatal
-        self._feed(VoteOpened(can))
+        self._feed(VoteOpened(self.broadcast.machine.may_elect(on_restart=True)))
 
     # --- the vote -----------------------------------------------------------------------------
 
@@ -258,10 +257,11 @@ class VoteAgent(Process):
         self.followed = decision
         if not json.loads(decision)["restart"]:
             self.refused = True
+            first = self.broadcast.machine.first_failure or build_notice(self.rank, "its workers")
             if is_own and self.announces_refusal:
-                self.broadcast.send(SimulatedNotice(self.rank, "refused a restart"))
+                self.broadcast.send(replace(first, fatal=True, asks=False))
                 self._close_rendezvous()
-            self._feed(NodeFailedForGood())
+            self.broadcast.refuse_restart(first)
         self._feed(DecisionRecorded())
 
     def _cancel(self) -> None:
@@ -275,7 +275,9 @@ class VoteAgent(Process):
         seconds = float(time_limits.ELECTION_STEP_TIMEOUT_SECONDS)
         self.ask(self.broadcast.using, operations, seconds, take)
 
-    def _take_fatal_failure(self, found: SimulatedNotice | None) -> None:
+    def _take_fatal_failure(self, found: FailureNotice | None) -> None:
+        if found is not None:
+            self.broadcast.accept(found)
         self._feed(FatalFailureAsked(has_failed=found is not None))
 
     # --- the election -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from firstfault_torch import time_limits
+from firstfault_torch.protocol.notices import NoticeLimits, RoundNotices, build_notice_limits
 from firstfault_torch.protocol.restart_vote import (
     NodeFailedForGood,
     RestartVote,
@@ -15,6 +16,7 @@ from firstfault_torch.protocol.restart_vote import (
 )
 from lab.simulated_jobs.events import Events
 from lab.simulated_jobs.faults import FIRST_S, Fault
+from lab.simulated_jobs.former_rules import FormerNotices
 from lab.simulated_jobs.process import Machines
 from lab.simulated_jobs.store import Server
 from lab.simulated_jobs.vote_agent import Rendezvous, VoteAgent, VoterState
@@ -22,6 +24,7 @@ from lab.simulated_jobs.vote_agent import Rendezvous, VoteAgent, VoterState
 SAME_DECISION = "I11 no node restarts after another has refused"
 OVERRULED = "I11 a fatal failure overrules a restart"
 ENDS = "I2 each live agent ends or restarts"
+REMEMBERED = "I13 a failure that an agent knows stays known"
 LONGEST_VOTE_S = 120.0
 _LONGEST_S = 900.0
 _SILENCE_S = 62.0
@@ -46,11 +49,14 @@ class StubbornVote(RestartVote):
         return super().handle(event)
 
 
+NOTICES: dict[str, Callable[[int, NoticeLimits], RoundNotices]] = {"forgetful": FormerNotices}
+"""By the rules; else the product's."""
 VOTES: dict[str, Callable[[], RestartVote]] = {
     "present": RestartVote,
     "stubborn": StubbornVote,
     "quiet": RestartVote,  # a wrong alternative: a refusal isn't announced, nor the rendezvous closed
     "alone": RestartVote,  # and each agent decides by itself
+    "forgetful": RestartVote,  # with the former notices
 }
 
 
@@ -80,7 +86,14 @@ class VoteJob:
         self.machines = Machines(self.events, server, self.nodes, host)
         self.rendezvous = Rendezvous(self.nodes, self.min_nodes)
         self.agents = [
-            VoteAgent(rank, self.machines, name, VOTES[rules](), self.rendezvous)
+            VoteAgent(
+                rank,
+                self.machines,
+                name,
+                vote=VOTES[rules](),
+                notices=NOTICES.get(rules, RoundNotices)(rank, build_notice_limits()),
+                rendezvous=self.rendezvous,
+            )
             for rank in range(self.nodes)
         ]
         self.machines.processes.extend(self.agents)
@@ -157,6 +170,9 @@ class VoteJob:
         deaf = [one.rank for one in self.agents if one.ignored_failure]
         if deaf:
             yield OVERRULED, f"nodes {deaf} restarted, and knew of it"
+        forgetful = [one.rank for one in self.agents if one.has_forgotten_failure]
+        if forgetful:
+            yield REMEMBERED, f"nodes {forgetful}"
         yield from self._check_ends()
 
     def _check_ends(self) -> Iterator[tuple[str, str]]:

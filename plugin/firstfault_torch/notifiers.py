@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from firstfault.exceptions.traceback_format import format_exception
+from firstfault.exceptions.exceptions_in_text import format_exception
 from firstfault.render.json_report import json_report
 from firstfault.report import Report
 from firstfault.utils.text import elide

@@ -28,7 +28,7 @@ from firstfault.report.data import (
 )
 from firstfault.store import is_remote, join, open_store
 from firstfault.strategies import get_strategy
-from firstfault.utils.run_sync import gathered, run_sync
+from firstfault.utils.run_sync import gather_all, run_sync
 from firstfault.utils.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -248,11 +248,11 @@ def read_document(data: bytes, name: str, options: ReadOptions = _DEFAULTS) -> A
         BadDocumentError: the bytes aren't a valid document.
     """
     from firstfault.reading.fetch import (  # noqa: PLC0415 - who reads logs doesn't need it
-        sorted_out,
+        build_snapshot,
     )
     from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
 
-    snapshot = sorted_out([decode(data, DocumentRef(name, size=len(data)))])
+    snapshot = build_snapshot([decode(data, DocumentRef(name, size=len(data)))])
     job = assemble(snapshot, expected_nodes=options.expected_nodes)
     return Attempt("", job, conclude(job, strategy=options.strategy))
 
@@ -375,7 +375,7 @@ async def _summarize_neighbors(
 
     # earlier attempts have priority; later attempts only fill up the limit
     earlier_numbers = range(max(number - _MAX_NEIGHBORS, 0), number)
-    parts = await gathered(*(one(other) for other in earlier_numbers), after())
+    parts = await gather_all(*(one(other) for other in earlier_numbers), after())
     return [summary for part in parts for summary in part]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from firstfault import model
-from firstfault.conclude import Conclusion, Judgment, conclude, find_sealed_strategy
+from firstfault.conclude import Conclusion, Judgment, conclude
 from firstfault.errors import (
     BadDocumentError,
     StoreError,
@@ -23,6 +23,7 @@ from firstfault.report.data import AttemptSummary, Report, report_conclusion, wi
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import Store, open_store
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
+from firstfault.strategies.registry import find_sealed_strategy
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.json_schemas import from_json, restore_seal
 
@@ -222,7 +223,7 @@ class AttemptReader:
         return run_sync(self._read_copies(note))
 
     async def _read_copies(self, note: str) -> model.JobErrors:
-        from firstfault.reading.attempt import look  # noqa: PLC0415 - as above
+        from firstfault.reading.attempt import read_once  # noqa: PLC0415 - as above
         from firstfault.reading.fetch import StoreWithCopies  # noqa: PLC0415 - as above
 
         # never settled: other nodes may have reports that can't be read now; `fresh` would open
@@ -230,7 +231,8 @@ class AttemptReader:
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
         return replace(
-            await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False
+            await read_once(alone, replace(self._request, fresh=False, notes=(note,))),
+            settled=False,
         )
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[model.JobErrors, None]:

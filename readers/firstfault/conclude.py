@@ -6,15 +6,14 @@ Pure: no storage, no clock, no environment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from firstfault import model
-from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, find_machine, is_gpu_gone
-from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
+from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
+from firstfault.strategies.registry import find_sealed_strategy
 from firstfault.utils.loggers import get_logger
 from firstfault.wire.json_schemas import from_json
 
@@ -81,16 +80,16 @@ def conclude(
     chosen_strategy = get_strategy(strategy) if strategy is not None else None
     if not job.has_failed:
         return None
-    diagnosis = diagnose(job)
     seal, sealed = _find_valid_seal(job)
+    diagnosis = diagnose(job)
     if seal is not None and _sealed_verdict_wins(seal, job, strategy):
         verdict = _restore_sealed_verdict(seal, sealed[0] if sealed is not None else None, job)
     else:
         verdict = run_strategy(chosen_strategy or find_sealed_strategy(job.seals), job, diagnosis)
-    verdict = replace(verdict, machine=find_machine(verdict))
     context = replace(
         context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress
     )
+    verdict = replace(verdict, machine=find_machine(verdict))
     published = _restore_judgment(sealed, verdict, job, context) if sealed is not None else None
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (
         verdict.digest,
@@ -106,18 +105,6 @@ def conclude(
     ):
         return Conclusion(job, published.verdict, published.decision, diagnosis, published)
     return Conclusion(job, verdict, decide(verdict, policy, context), diagnosis, published)
-
-
-def find_sealed_strategy(seals: Sequence[model.Seal]) -> AggregationStrategy:
-    """Return the strategy of a sealed verdict if it can be loaded here,
-    else the default strategy.
-    """
-    for seal in sorted(seals, key=lambda seal: seal.order):
-        try:
-            return get_strategy(seal.strategy)
-        except FirstFaultError:
-            continue  # a plug-in of the pods' image, which isn't installed here or doesn't load
-    return get_strategy(DEFAULT_STRATEGY)
 
 
 def _find_valid_seal(

@@ -17,11 +17,11 @@ from firstfault.errors import FirstFaultError, StoreError
 from firstfault.evidence.completion import classify_outcome
 from firstfault.model import Decision, Outcome, Seal, Verdict, WorkerError
 from firstfault.reading.assemble import assemble
-from firstfault.reading.fetch import read_document, read_listed, sorted_out
+from firstfault.reading.fetch import build_snapshot, read_document, read_listed
 from firstfault.report.engine_words import find_engine_words
 from firstfault.report.first_line import first_line, shorten_pod_name
 from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
-from firstfault.utils.run_sync import attempted, each, gathered, run_sync
+from firstfault.utils.run_sync import gather_all, map_concurrently, run_sync, try_await
 from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import from_json
 
@@ -201,7 +201,7 @@ async def _failed_attempts(
                 for attempt in wanted
                 if attempt.changed_ns is None or attempt.changed_ns >= since_ns
             ]
-        read = await each(
+        read = await map_concurrently(
             _Reader(store, with_machines=with_machines).read, wanted, _MAX_CONCURRENT_ATTEMPTS
         )
     failed = _drop_copies([attempt for attempt in read if attempt is not None])
@@ -242,7 +242,7 @@ class _Reader:
         why it could not be read.
         """
         uri = join(self._store.uri, attempt.path)
-        failed, why = await attempted(self._read(uri, attempt))
+        failed, why = await try_await(self._read(uri, attempt))
         return (
             FailedAttempt(uri, attempt.changed_ns, note=one_line(why, _MAX_LINE_CHARACTERS))
             if why
@@ -275,7 +275,7 @@ class _Reader:
             async with self._whole:
                 job = await AttemptReader(uri).job_async()
         else:
-            job = assemble(sorted_out(stock))
+            job = assemble(build_snapshot(stock))
         conclusion = conclude(job)
         if conclusion is None:
             return None
@@ -390,7 +390,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
             {f"{head}{character}" for head in {common, common[:-1]} for character in _LISTING_CUTS}
         )
         cuts = [name for name in cuts if name > start]
-        await gathered(
+        await gather_all(
             *(list_part(*part) for part in zip([start, *cuts], [*cuts, None], strict=True))
         )
     return [attempts[path] for path in sorted(attempts)]

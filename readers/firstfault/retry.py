@@ -12,15 +12,16 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from firstfault.doubts import (
+from firstfault.errors import UsageError
+from firstfault.evidence.certain_bugs import (
     CATEGORIES_WITHOUT_CAUSE,
     FINISHED_REASON,
     TIME_LIMIT_REASON,
+    explain_missing_program,
     explain_replaced_request,
     explain_unknown,
+    find_certain_bug,
 )
-from firstfault.errors import UsageError
-from firstfault.evidence.certain_bugs import explain_missing_program, find_certain_bug
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import iter_exceptions
@@ -521,10 +522,10 @@ def default_policy() -> ComposablePolicy:
     `find_proof_of_repeat` distinguishes a stop from an unknown outcome.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
-    return is_worth_it & ComposablePolicy(_not_refused)
+    return is_worth_it & ComposablePolicy(_vote_unless_refused)
 
 
-def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
+def _vote_unless_refused(verdict: Verdict, _context: RetryContext) -> Vote:
     if verdict.category == TEARDOWN:
         return Vote(retry=False, reason=FINISHED_REASON)
     refusal = _find_refusal(verdict.root)

@@ -7,25 +7,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.causes.cluster_tasks import take_spark_tasks
-from firstfault_logs.causes.device_ranks import find_ranks_by_device
-from firstfault_logs.causes.elimination import name_remaining_rank
-from firstfault_logs.causes.ray_reports import (
+from firstfault_logs.causes.cluster_reports import (
     mark_ray_actors,
     read_ray_driver,
     take_reported_exceptions,
-)
-from firstfault_logs.causes.repeated_reports import (
-    drop_kills_below_exceptions,
-    drop_repeated_deaths,
-    merge_local_ranks,
+    take_spark_tasks,
 )
 from firstfault_logs.causes.survival import (
     choose_ending,
     drop_survived_tracebacks,
     find_thread_fault,
 )
-from firstfault_logs.causes.unlabeled_lines import assign_unlabeled_lines, find_ranks_in_errors
+from firstfault_logs.causes.unnamed_ranks import (
+    assign_unlabeled_lines,
+    drop_kills_below_exceptions,
+    drop_repeated_deaths,
+    find_ranks_by_device,
+    find_ranks_in_errors,
+    merge_local_ranks,
+    name_remaining_rank,
+)
 from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind

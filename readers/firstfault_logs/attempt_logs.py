@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.completion.loops import Loops, has_brackets, may_configure
 from firstfault_logs.completion.words import may_report_completion
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.framing.named_ranks import DECLARED_RANK
-from firstfault_logs.framing.sizes import SizeMarks
+from firstfault_logs.framing.ranks import DECLARED_RANK, SizeMarks
 
 if TYPE_CHECKING:
-    from firstfault_logs.attempts import AttemptIndex, Progress, Where
-    from firstfault_logs.boxes import Entry
-    from firstfault_logs.framing.first_ranks import FirstRanks
+    from firstfault_logs.attempts import Progress, Where
     from firstfault_logs.framing.labels import Label, LogRecord
-    from firstfault_logs.launchers import LauncherReport
+    from firstfault_logs.framing.ranks import FirstRanks
+    from firstfault_logs.launchers import Entry, LauncherReport
 
 _LINE_OVERHEAD_CHARS = 16
 """Memory that a line takes in addition to its characters."""
@@ -64,7 +62,9 @@ _CHAINED_TRACEBACK = LazyPattern(r'''
 class Stream:
     """What one label printed in one file."""
 
-    where: Where
+    file: str
+    """Name of the file."""
+    node: str
     label: Label
     tail: deque[LogRecord] = field(default_factory=deque)
     by_torch: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=_MAX_EXCERPT_LINES * 2))
@@ -87,13 +87,18 @@ class Stream:
     _has_exception_name: bool = True
     """Whether the last traceback has named its exception."""
 
-    @property
-    def file(self) -> str:
-        """Name of the file."""
-        return self.where[0]
-
     def take(self, record: LogRecord, max_characters: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
+        self.tail.append(record)
+        self._tail_characters += len(record.text) + _LINE_OVERHEAD_CHARS
+        while self._tail_characters > max_characters and len(self.tail) > 1:
+            self._tail_characters -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
+        if record.by_torch:
+            self.by_torch.append(record)
+        names_a_rank = "ank" in record.text or "process_in" in record.text
+        if names_a_rank and (declared := DECLARED_RANK.match(record.text)):
+            self.declared_ranks.add(int(declared["rank"]))
+        self._add_to_excerpts(record)
         if progress is not None:
             self.progress = progress
             self.loops.take(record.text, record.number)
@@ -108,54 +113,10 @@ class Stream:
                 deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
             )
             self.completions.append(record)
-        self.tail.append(record)
-        self._tail_characters += len(record.text) + _LINE_OVERHEAD_CHARS
-        while self._tail_characters > max_characters and len(self.tail) > 1:
-            self._tail_characters -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
-        if record.by_torch:
-            self.by_torch.append(record)
-        names_a_rank = "ank" in record.text or "process_in" in record.text
-        if names_a_rank and (declared := DECLARED_RANK.match(record.text)):
-            self.declared_ranks.add(int(declared["rank"]))
-        self._add_to_excerpts(record)
 
     def has_steps_after(self, number: int) -> bool:
         """Whether several steps were printed below a line."""
         return len(self.last_steps) == STEPS_PROVING_SURVIVAL and self.last_steps[0].number > number
-
-    def split_by_attempt(self, index: AttemptIndex) -> dict[int, Stream]:
-        """Return what was printed in each attempt, by its number."""
-        streams: dict[int, Stream] = {}
-
-        def part(number: int) -> Stream:
-            return streams.setdefault(
-                index.find_attempt(self.where, number),
-                Stream(self.where, self.label, declared_ranks=self.declared_ranks),
-            )
-
-        for record in self.tail:
-            part(record.number).tail.append(record)
-        for record in self.by_torch:
-            part(record.number).by_torch.append(record)
-        for record in self.completions or ():
-            at = part(record.number)
-            at.completions = at.completions or deque()
-            at.completions.append(record)
-        for excerpt in self.excerpts:
-            begin = excerpt.lines[excerpt.at].number
-            of = index.find_attempt(self.where, begin)
-            lines = [
-                record
-                for record in excerpt.lines
-                if index.find_attempt(self.where, record.number) == of
-            ]
-            part(begin).excerpts.append(replace(excerpt, lines=lines))
-        if self.progress is not None:
-            part(self.progress.number).progress = self.progress
-            part(self.progress.number).loops = self.loops
-        for step in self.last_steps:
-            part(step.number).last_steps.append(step)
-        return streams
 
     def _add_to_excerpts(self, record: LogRecord) -> None:
         self._lines_since_traceback += 1
@@ -210,23 +171,3 @@ class Attempt:
     """First lines of each file: they come again if the program is started again."""
     listed_pods: dict[str, str] = field(default_factory=dict)
     """The last state of each pod in tables of them, which may have pods of other jobs."""
-
-    def find_first_rank(self, where: Where) -> int | None:
-        """Return the rank of the first worker of a node, or None if it isn't known."""
-        first_ranks = self.first_ranks.get(where)
-        # a number of ranks that isn't stated as the job's may be that of a group
-        return first_ranks.find_first(self.size.ranks) if first_ranks is not None else None
-
-    def find_spawned(self, pid: int) -> tuple[int | None, int] | None:
-        """Return the rank, if it's known, and the local rank of a process that its launcher
-        started, or None if the process id was printed for no node or for several nodes.
-        """
-        candidates = [
-            (self.find_first_rank(where), one.local_rank_by_pid[pid])
-            for where, one in self.first_ranks.items()
-            if pid in one.local_rank_by_pid
-        ]
-        if len(candidates) != 1:
-            return None
-        first, local = candidates[0]
-        return (None if first is None else first + local), local

@@ -1,15 +1,11 @@
-"""Find the attempt of each line: torch's agents restart workers,
-and several jobs may write to one file.
-
-Marks are collected per node and file while reading, and counted at the end.
+"""Find the marks of attempts in the lines of a log: steps, and what torch's agents print about the
+workers that they restart. `splitting` counts them when all lines were read.
 """
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
@@ -22,7 +18,6 @@ if TYPE_CHECKING:
 
     from firstfault_logs.framing.labels import Label, LogRecord
 
-    Key: TypeAlias = "tuple[int, int]"  # number of the job, and of its round
     Where: TypeAlias = "tuple[str, str]"  # file and node
 
 _MIN_RESTART_NS = 1_000_000_000
@@ -31,8 +26,8 @@ _MAX_STOP_SECONDS = 2.0
 """An agent needs less time to signal its workers, and more to restart them."""
 _CLOCK_SKEW_SECONDS = 0.1
 _SECONDS_PER_DAY = 86_400
-_MAX_ATTEMPTS = 100
-"""Those before count as one."""
+_MAX_JOB_BEGINS = 1000
+"""Lines of one node in one file that begin another job."""
 _OPENING_LINES = 20
 """First lines of an attempt, which show where another one begins."""
 _FAILURE_OUTPUT = Pattern(
@@ -149,7 +144,7 @@ class _WorkerStop:
 
 
 @dataclass(slots=True)
-class _Agent:
+class Agent:
     """An agent of torch."""
 
     first_seconds: float | None
@@ -166,7 +161,7 @@ class _Agent:
     is_followed_by_new_start: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
 
-    def began_before_end(self, other: _Agent) -> bool:
+    def began_before_end(self, other: Agent) -> bool:
         """Whether it began before another one had ended, by the clock."""
         if self.first_seconds is None or other.last_seconds is None:
             return False
@@ -176,29 +171,18 @@ class _Agent:
             < _SECONDS_PER_DAY / 2
         )
 
-    def cut_to_lines(self, begin: int, end: int) -> _Agent:
-        """Return the agent with its stops in these lines only."""
-        return replace(
-            self,
-            worker_stops=[
-                worker_stop
-                for worker_stop in self.worker_stops
-                if begin <= worker_stop.first_line < end
-            ],
-        )
-
 
 class AttemptMarks:
     """The marks of attempts in the lines of one node in one file."""
 
     def __init__(self, begins: Iterable[int] = ()) -> None:
-        self.agents: dict[tuple[int | None, str | None], _Agent] = {}
+        self.agents: dict[tuple[int | None, str | None], Agent] = {}
         self.report_ends: list[int] = []
         """Lines in which an agent's report of failures ends."""
         self._box_ends: dict[int | None, int] = {}
         self.job_begins = [*begins]
         """First lines of jobs behind the first one."""
-        self._last_agent: _Agent | None = None
+        self._last_agent: Agent | None = None
         self._has_ended = False
         """Whether a launcher has reported that its processes ended."""
         self._was_terminated = False
@@ -271,7 +255,7 @@ class AttemptMarks:
                 + float(log_line["second"])
             )
         agent_key = (record.label.task, log_line and log_line["pid"])
-        agent = self.agents.setdefault(agent_key, _Agent(line_seconds))
+        agent = self.agents.setdefault(agent_key, Agent(line_seconds))
         worker_stop = agent.worker_stops[-1] if agent.worker_stops else None
         is_failure = report.kind is ReportKind.ENDED
         if worker_stop is None:
@@ -319,9 +303,7 @@ class AttemptMarks:
             self.report_ends and self.report_ends[-1] > agent.worker_stops[-1].last_line
         ):
             self.job_begins += (
-                [record.number]
-                if begins_another and len(self.job_begins) < _MAX_ATTEMPTS * 10
-                else []
+                [record.number] if begins_another and len(self.job_begins) < _MAX_JOB_BEGINS else []
             )
         elif record.by_torch:
             # no process raises twice without a handler
@@ -391,183 +373,3 @@ class AttemptMarks:
             steps,
         )
         return True
-
-    def jobs(self) -> list[_Job]:
-        """Return the statements of the agents of each job."""
-        begins = [
-            0,
-            *(begin for begin in self.job_begins if not self._begins_log_of_another_node(begin)),
-            1 << 62,
-        ]
-        return [
-            _Job(
-                begin,
-                [
-                    agent_in_job
-                    for agent in self.agents.values()
-                    if (agent_in_job := agent.cut_to_lines(begin, end)).worker_stops
-                ],
-                [line for line in self.report_ends if begin <= line < end],
-            )
-            for begin, end in itertools.pairwise(begins)
-        ]
-
-    def _begins_log_of_another_node(self, begin: int) -> bool:
-        """Whether lines go back in time here: the nodes' logs were put behind one another."""
-        agents = self.agents.values()
-        last_agent_above = max(
-            (agent for agent in agents if agent.worker_stops[-1].last_line < begin),
-            key=lambda agent: agent.worker_stops[-1].last_line,
-            default=None,
-        )
-        return last_agent_above is not None and any(
-            agent.worker_stops[0].first_line > begin and agent.began_before_end(last_agent_above)
-            for agent in agents
-        )
-
-
-@dataclass(slots=True)
-class _Job:
-    """The rounds of one job in the lines of one node in one file."""
-
-    begin: int
-    agents: list[_Agent]
-    report_ends: list[int]
-
-    def __post_init__(self) -> None:
-        self.agents.sort(key=lambda agent: agent.worker_stops[0].first_line)
-
-    @property
-    def round_count(self) -> int:
-        """Number of rounds that ended."""
-        return max((len(agent.worker_stops) for agent in self.agents), default=0)
-
-    def has_later_output(self, round_count: int) -> bool:
-        """Whether anything was printed after this number of rounds."""
-        last_agents = [agent for agent in self.agents if len(agent.worker_stops) == round_count]
-        return any(
-            agent.has_later_output
-            for agent in (last_agents[-1:] if self._is_interleaved else last_agents)
-        )
-
-    @property
-    def _is_interleaved(self) -> bool:
-        """Whether lines of several agents are in the order of time, and not behind one another."""
-        round_ends = self._find_round_ends()
-        round_starts = [
-            min(
-                agent.worker_stops[round_index].first_line
-                for agent in self.agents
-                if len(agent.worker_stops) > round_index
-            )
-            for round_index in range(self.round_count)
-        ]
-        is_backwards = any(
-            agent.began_before_end(previous_agent)
-            for previous_agent, agent in itertools.pairwise(self.agents)
-        )
-        is_backwards |= any(agent.is_followed_by_new_start for agent in self.agents[:-1])
-        spans = [
-            (agent.worker_stops[0].first_line, agent.worker_stops[-1].last_line)
-            for agent in self.agents
-        ]
-        are_agents_apart = all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))
-        are_rounds_apart = all(
-            end < begin for end, begin in zip(round_ends, round_starts[1:], strict=False)
-        )
-        return not are_agents_apart or (are_rounds_apart and not is_backwards)
-
-    def _find_round_ends(self) -> list[int]:
-        """Return the line in which each round ends:
-        workers start when all agents have ended those before.
-        """
-        return [
-            max(
-                agent.worker_stops[round_index].last_line
-                for agent in self.agents
-                if len(agent.worker_stops) > round_index
-            )
-            for round_index in range(self.round_count)
-        ]
-
-    def find_begins(self, round_count: int) -> Iterator[tuple[int, int]]:
-        """Yield the first line and the number of each round that the job had."""
-        yield self.begin, 0
-        if self._is_interleaved:
-            yield from (
-                (end + 1, round_number)
-                for round_number, end in enumerate(self._find_round_ends(), 1)
-                if round_number < round_count
-            )
-            return
-        for previous_agent, agent in zip([None, *self.agents], self.agents, strict=False):
-            if previous_agent is not None:
-                last_line = previous_agent.worker_stops[-1].last_line
-                report_ends = [
-                    line + 1
-                    for line in self.report_ends
-                    if last_line < line < agent.worker_stops[0].first_line
-                ]
-                yield (
-                    max(report_ends, default=previous_agent.later_exception_line or last_line + 1),
-                    0,
-                )
-            yield from (
-                (worker_stop.last_line + 1, round_number)
-                for round_number, worker_stop in enumerate(agent.worker_stops, 1)
-                if round_number < round_count
-            )
-
-
-class AttemptIndex:
-    """Finds the attempt to which a line belongs."""
-
-    def __init__(self, marks_by_node: Mapping[Where, AttemptMarks]) -> None:
-        self._marks_by_node = marks_by_node
-        jobs_by_node = {where: marks.jobs() for where, marks in marks_by_node.items()}
-        self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs_by_node}
-        for job_number in range(max(map(len, jobs_by_node.values()), default=0)):
-            current_jobs = {
-                where: node_jobs[job_number]
-                for where, node_jobs in jobs_by_node.items()
-                if len(node_jobs) > job_number
-            }
-            round_count = max(job.round_count for job in current_jobs.values())
-            if not any(job.report_ends for job in current_jobs.values()):
-                round_count += any(
-                    job.has_later_output(round_count) for job in current_jobs.values()
-                )
-            for where, job in current_jobs.items():
-                self._begins[where] += [
-                    (line, (job_number, round_number))
-                    for line, round_number in job.find_begins(round_count)
-                ]
-        keys = sorted({key for begins in self._begins.values() for _, key in begins})
-        self.count = max(min(len(keys), _MAX_ATTEMPTS), 1)
-        self._attempt_numbers = {
-            key: max(index + self.count - len(keys), 0) for index, key in enumerate(keys)
-        }
-
-    def drop_job_starts(self, attempt_numbers: Iterable[int]) -> bool:
-        """Drop the starts of jobs with which attempts of these numbers begin;
-        return whether there were any.
-        """
-        keys = {
-            key
-            for key, attempt_number in self._attempt_numbers.items()
-            if attempt_number in attempt_numbers and key[1] == 0
-        }
-        # no agent's round has ended in it
-        keys = {(job, 0) for job, _ in keys if (job, 1) not in self._attempt_numbers}
-        is_changed = False
-        for where, begins in self._begins.items():
-            is_changed |= self._marks_by_node[where].drop_job_begins(
-                {line for line, key in begins if key in keys}
-            )
-        return is_changed
-
-    def find_attempt(self, where: Where, line: int) -> int:
-        """Return the number of a line's attempt."""
-        # tasks without a node are reported together
-        begins = self._begins.get(where) or self._begins[where[0], ""]
-        return self._attempt_numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]

@@ -1,4 +1,6 @@
-"""The last stage: the failures of one attempt as `WorkerError`s."""
+"""The last stage: the failures of each attempt as `WorkerError`s, and all that a reader of the job
+needs as a `Snapshot`.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,25 @@ from firstfault.model.failure import (
     REQUEUED,
     UNSEEN,
 )
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.utils.stored_text import clean, clean_end
 from firstfault_logs.assignment import Assignment
-from firstfault_logs.causes.reported_ends import ReportedEnds
+from firstfault_logs.completion.outcome import (
+    explain_missing_proof,
+    find_teardown_ends,
+    has_recovered,
+)
 from firstfault_logs.completion.proof import CompletionProof, find_completion
-from firstfault_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.outcome import explain_missing_proof, has_final_success
 from firstfault_logs.processes import (
     LOST_WITH_NODE,
     MAX_TEXT_CHARACTERS,
     NO_EXIT_STATUS,
     Process,
     Processes,
+    ReportedEnds,
 )
 from firstfault_logs.stops import mark_remaining, mark_stops
 
@@ -66,7 +73,78 @@ class AttemptReading(NamedTuple):
     """Proof of its completion. It may exist although documents are of its teardown."""
 
 
-def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
+def build_snapshot(attempts: Sequence[Attempt], notes: Sequence[str], cut: str) -> Snapshot:
+    """Return the failures and restarts of a job.
+
+    Args:
+        attempts: in order.
+        notes: what is special about the logs, or couldn't be read.
+        cut: the sentence that a log is cut, or "".
+    """
+    readings = [_read_attempt(attempt, number) for number, attempt in enumerate(attempts)]
+    documents = [reading.documents for reading in readings]
+    last_documents, last_notes, proof = readings[-1]
+    notes = (*notes, *last_notes)
+    why = "" if last_documents else explain_missing_proof(attempts[-1], proof)
+    if why:
+        notes = (*notes, cut, why) if cut else (*notes, why)
+    completion = ""
+    if proof is not None and not why:
+        completion = proof.describe() if last_documents else proof.describe_with_noise()
+    place = model.Place(
+        round=len(documents) - 1, node="the log", group_world_size=1, engine=OF_LOGS
+    )
+    phase = model.Phase.JOINED if why else model.Phase.SUCCEEDED
+    # without it, the failure of an earlier attempt would be the outcome of the job
+    is_listed = not last_documents and (not why or any(documents))
+    # a rank that only lines of an earlier start name is named, too
+    labels = (stream.label.rank for attempt in attempts for stream in attempt.streams.values())
+    named = attempts[-1].size.named_ranks | {rank for rank in labels if rank is not None}
+    return Snapshot(
+        tuple(document for every in documents for document in every),
+        roster=(model.NodePresence(phase, place),) if is_listed else (),
+        notes=tuple(notes),
+        restarts=tuple(_list_restarts(documents)),
+        completion=completion,
+        size=_build_size(attempts[-1], last_documents),
+        named_ranks=tuple(sorted(named)),
+    )
+
+
+def _list_restarts(
+    attempts: Sequence[Sequence[model.WorkerError]],
+) -> Iterator[model.RestartRecord]:
+    """Yield a record for each attempt but the last."""
+    for number, documents in enumerate(attempts[:-1]):
+        if documents:
+            verdict = run_strategy(
+                get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(documents)))
+            )
+            yield model.RestartRecord(
+                model.RestartKind.ROUND,
+                number,
+                verdict.headline,
+                restart=True,
+                reason="its launcher started it again",
+                rank=verdict.ranks[0] if len(verdict.ranks) == 1 else None,
+                node=verdict.node or "",
+            )
+
+
+def _build_size(attempt: Attempt, documents: Iterable[model.WorkerError]) -> model.JobSize:
+    """Return the size of the job, as far as its logs prove it."""
+    machines = {entry.host for _, node, entry in attempt.entries if not node}
+    machines |= {report.node or report.ip for _, _, report in attempt.reports}
+    for stream in attempt.streams.values():
+        machines |= (
+            {stream.label.ip} if stream.label.ip else {stream.label.node} - attempt.size.vague_names
+        )
+    return attempt.size.build_size(
+        {item.rank for item in documents if item.rank is not None}, machines
+    )
+
+
+def _read_attempt(attempt: Attempt, round_: int) -> AttemptReading:
     """Return what failed in an attempt, or nothing if the job succeeded after all failures."""
     processes = Processes(attempt)
     reported_ends = ReportedEnds(attempt, processes)
@@ -81,17 +159,12 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     if not agents and not any(process.has_failed for process in processes.all):
         reported_ends.take_launcher_ends()
         if not any(process.has_failed for process in processes.all):
-            agents += find_canceled_step(attempt, proof)
+            agents += _find_canceled_step(attempt, proof)
     failed = [process for process in processes.all if process.has_failed]
     if not failed and not agents:
         return AttemptReading([], assignment.notes, proof)
     ends = find_teardown_ends(attempt, proof, failed, assignment.launcher_failures)
-    last_failures = _find_last_failures(attempt, failed)
-    is_uncaught = any(process.is_ended_by_exception for process in failed)
-    if ends is None and (
-        has_final_success(attempt, last_failures, is_uncaught=is_uncaught)
-        or has_outlived(attempt, proof, last_failures)
-    ):
+    if ends is None and has_recovered(attempt, proof, failed):
         return AttemptReading([], assignment.notes, proof)
     if ends is None:
         proof = None
@@ -112,19 +185,6 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     return AttemptReading(completed, assignment.notes, proof)
 
 
-def build_size(attempt: Attempt, documents: Iterable[model.WorkerError]) -> model.JobSize:
-    """Return the size of the job, as far as its logs prove it."""
-    machines = {entry.host for _, node, entry in attempt.entries if not node}
-    machines |= {report.node or report.ip for _, _, report in attempt.reports}
-    for stream in attempt.streams.values():
-        machines |= (
-            {stream.label.ip} if stream.label.ip else {stream.label.node} - attempt.size.vague_names
-        )
-    return attempt.size.build_size(
-        {item.rank for item in documents if item.rank is not None}, machines
-    )
-
-
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
     """Forget errors that were printed below the job's success report, unless the process ended."""
     if not any(process.own_error for process in processes.all):
@@ -143,20 +203,6 @@ def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
             and not process.launcher_text
         ):
             process.own_error = ""
-
-
-def _find_last_failures(attempt: Attempt, failed: Sequence[Process]) -> dict[str, int]:
-    """Return the number of the last line about a failure in each file."""
-    last: dict[str, int] = {}
-    places = [(file, end) for process in failed for file, _, end in process.lines]
-    places += [
-        (file, report.number)
-        for file, _, report in attempt.reports
-        if report.kind is not ReportKind.GPU
-    ]
-    for file, number in places:
-        last[file] = max(last.get(file, 0), number)
-    return last
 
 
 # --- launchers and nodes --------------------------------------------------------------------------
@@ -227,7 +273,7 @@ def _describe_launcher_reports(
         yield replace(document, timestamp_ns=report.time_ns or found_ns)
 
 
-def find_canceled_step(
+def _find_canceled_step(
     attempt: Attempt, proof: CompletionProof | None
 ) -> Iterator[model.WorkerError]:
     """Yield a document for a job's step that was canceled.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.exceptions.exceptions_in_text import format_exception
 from firstfault.exceptions.fatal_text import find_native_lines
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
-from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 from firstfault.utils.lazy_pattern import LazyPattern

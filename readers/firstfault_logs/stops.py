@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.model.failure import LAST_LINES_OF_SUCCESS
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import AGENT_LOG_LINE
-from firstfault_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.processes import (
@@ -30,6 +30,8 @@ from firstfault_logs.processes import (
 
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Attempt
+    from firstfault_logs.framing.labels import LogRecord
+
 
 _MAX_WORLD_SIZE = 4096
 """In a larger job, ranks without a line aren't listed."""
@@ -318,3 +320,62 @@ def _is_on_one_node(attempt: Attempt, processes: Processes) -> bool:
     """
     machines = {process.host or process.node for process in processes.all} | attempt.size.machines
     return attempt.size.nodes <= 1 and len(machines - {""}) <= 1
+
+
+_MAX_TRACE_LINES = 60
+
+
+def mark_blocked_tasks(attempt: Attempt, processes: Processes) -> None:
+    """Give the kernel's report of a blocked task to its process,
+    if nothing else explains the job's failure.
+
+    A slow file system alone fails no job, so some process must have failed, or the scheduler must
+    have ended the job.
+    """
+    blocked = [entry for entry in attempt.reports if entry[2].kind is ReportKind.BLOCKED]
+    if not blocked or not _is_unexplained(attempt, processes.all):
+        return
+    for file, node, report in blocked:
+        report_text = report.text[report.text.index("task ") :]  # the kernel's level is INFO
+        text = "\n".join(
+            (report_text, *(record.text for record in _read_trace(attempt, file, report.number)))
+        )
+        judged = classify(text)
+        if judged.category != "storage" or not judged.is_specific or report.pid is None:
+            continue
+        process = processes.find(pid=report.pid, node=processes.resolve_node(report.node or node))
+        process.own_error, process.stopped, process.signal = text, "", ""
+        process.exit_code = None
+        process.lines.add((file, report.number, report.number))
+
+
+def _is_unexplained(attempt: Attempt, processes: Sequence[Process]) -> bool:
+    has_own_fault = any(map(_has_own_fault, processes))
+    has_failed = any(one.has_failed for one in processes)
+    was_ended = any(report.kind is ReportKind.TERMINATED for _, _, report in attempt.reports)
+    return not has_own_fault and (has_failed or was_ended)
+
+
+def _has_own_fault(process: Process) -> bool:
+    """Whether a process failed for a reason of its own,
+    and not only because a peer was gone or late.
+    """
+    if process.raised is not None:
+        cause = find_first_cause(process.raised)
+        return (
+            classify(cause.message, cause.type, (*cause.bases, "BaseException")).role
+            is Role.PRIMARY
+        )
+    return process.has_failed and classify(process.own_error or process.text).role is Role.PRIMARY
+
+
+def _read_trace(attempt: Attempt, file: str, number: int) -> list[LogRecord]:
+    """Return the lines of the kernel's stack below its report."""
+    below = (
+        record
+        for stream in attempt.streams.values()
+        if stream.file == file
+        for record in stream.tail
+        if number < record.number <= number + _MAX_TRACE_LINES
+    )
+    return sorted(below, key=lambda record: record.number)

@@ -7,22 +7,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
-from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.exceptions_in_text import format_exception, get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
+from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
-from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.causes.resources import ends_resource
 from firstfault_logs.completion.noise import HANDLED_ERROR, is_at_exit
-from firstfault_logs.completion.words import is_crash_report, is_noise, is_success_report
+from firstfault_logs.completion.words import is_noise, is_success_report
 from firstfault_logs.framing.labels import GLOG_STAMP
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Excerpt, Stream
     from firstfault_logs.framing.labels import LogRecord
+
 
 MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
@@ -47,6 +49,17 @@ _COMMAND_FAILED = LazyPattern(r"""
   (?:non-?zero|return[ ]code|exit[ ](?:code|status)|status|code)
 | (?:Distributed[ ]job|Training)\b [^\n]{0,20} \b(?:exited|failed)\b [^\n]{0,60} \b(?:attempts|workers?|logs)\b
 """)
+
+# What a process prints when a signal ends it: headings, numbered native frames, threads and their
+# frames
+_CRASH_REPORT = LazyPattern(
+    r"""
+            ^(?:C\+\+|Python|Native)[ ](?:Traceback|Call[ ]Stacks?)\b | ^Error[ ]Message[ ]Summary
+          | ^\s*\#?\d{1,3}[ ]+(?:0x[0-9a-f]+\b|[\w~<>:*&(]+(?:::|\()) | ^\[[^\]\s]+:\d+\][ ](?:\*\*\*|\[[ ]?\d+\])[ ]
+          | ^Fatal(?:[ ]Python[ ]error|Error): | ^(?:Current[ ]thread|Thread)[ ]0x[0-9a-f]+ | ^[ ]+\[\w+Info:[ ]
+          | ^terminate[ ]called | ^[ ]+what\(\): | ^\*\*\*[ ] | ^Extension[ ]modules: | \(core[ ]dumped\)
+        """
+)
 
 # Spark's driver prints it above the exception of a task, perhaps in the same line.
 SPARK_TASK_ERROR = LazyPattern(r"""
@@ -204,7 +217,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
         traceback_lines = lines[: len(lines) - len(printed.after)]
         below = [record.text for record in stream.tail if record.number > lines[-1].number]
         later_lines = sum(
-            not (is_noise(line) or is_crash_report(line)) for line in (*later, *below)
+            not (is_noise(line) or _CRASH_REPORT.search(line)) for line in (*later, *below)
         )
         around = (*(record.text for record in above), *(*later, *below)[:1])
         is_uncaught = (
@@ -265,7 +278,7 @@ def _is_caught(stream: Stream, excerpt: Excerpt, below: Sequence[str]) -> bool:
 
 def _cut_at_crash(lines: Sequence[LogRecord]) -> Sequence[LogRecord]:
     """Return the lines without what the process printed when it crashed while it ended."""
-    ends = (at for at, record in enumerate(lines) if at and is_crash_report(record.text))
+    ends = (at for at, record in enumerate(lines) if at and _CRASH_REPORT.search(record.text))
     return lines[: next(ends, len(lines))]
 
 
@@ -329,3 +342,22 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
         *(traceback for traceback in tracebacks if not traceback.is_mixed),
         shared_traceback,
     ], ""
+
+
+_RESOURCE_CATEGORIES = {"cuda_oom", "host_oom", "disk_full", "gpu_hardware", "gpu_kernel"}
+"""Categories of faults that end one thread, while other threads notice only that it's gone."""
+
+
+def ends_resource(exception: ExceptionInfo) -> bool:
+    """Whether an exception is about memory, a disk or a GPU:
+    it may explain a later one of the same process.
+    """
+    return find_specific_category(exception) in _RESOURCE_CATEGORIES
+
+
+def find_specific_category(exception: ExceptionInfo) -> str:
+    """Return the category of a fault that an exception's text identifies, or "" without one."""
+    first = find_first_cause(exception)
+    judged = classify(first.message, first.type, (*first.bases, "BaseException"))
+    is_fault = judged.role is Role.PRIMARY and judged.is_specific
+    return judged.category if is_fault else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
@@ -40,8 +39,10 @@ from firstfault_torch.protocol.exit_barrier import (
     RefuseRestart,
     RendezvousClosed,
     ReportForeignAgents,
+    ReportRosterUnread,
     ReportWaiting,
     RosterRead,
+    RosterUnanswered,
     RoundFailed,
     StoreLost,
     Succeed,
@@ -51,22 +52,14 @@ from lab.simulated_jobs import ends, exit_job
 from lab.simulated_jobs.exit_agent import ExitState
 from lab.simulated_jobs.exit_job import ExitJob
 from lab.simulated_jobs.faults import Fault
+from lab.simulated_jobs.notices import build_notice
 
 LIMITS = BarrierLimits(poll=1.0, check=60.0, barrier=300.0, acks=2.0, roster=10.0)
 SEEDS = range(120)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A failure notice."""
-
-    group_rank: int
-    fatal: bool = True
-    asks: bool = False
-
-
-FATAL = Failure(1)
-VOTE = Failure(1, fatal=False, asks=True)
+FATAL = build_notice(1, "ValueError")
+VOTE = build_notice(1, "ValueError", asks=True)
 EVENTS: tuple[BarrierEvent, ...] = (
     Arrived(),
     Counted(1),
@@ -86,6 +79,7 @@ EVENTS: tuple[BarrierEvent, ...] = (
     AcksAwaited(),
     RosterRead(has_all=None),
     RosterRead(has_all=False),
+    RosterUnanswered(),
     FatalFailureRead(None),
     RendezvousClosed(),
     TimePassed(),
@@ -276,6 +270,27 @@ def test_roster_entries_may_come_a_moment_later() -> None:
     assert node.take(RosterRead(has_all=False)) == [FailWithoutStore("reset")]
 
 
+def test_a_storage_that_does_not_answer_is_asked_again_and_proves_no_failure() -> None:
+    """Then this node ends as with torch alone, with a warning. What was missing when the storage
+    answered last may be there now.
+    """
+    node = Node().wait()
+    node.take(StoreLost("reset"), RosterRead(has_all=False))
+    assert node.wait_until(101) == [ReadRoster()]
+    assert node.take(RosterUnanswered()) == []
+    assert node.wait_until(102) == [ReadRoster()]
+    node.now = 110
+    assert node.take(RosterUnanswered()) == [ReportRosterUnread(), Succeed(unknown="reset")]
+
+
+def test_a_storage_that_answers_again_decides() -> None:
+    """The outage was shorter than the wait for late entries."""
+    node = Node().wait()
+    node.take(StoreLost("reset"), RosterUnanswered())
+    assert node.wait_until(101) == [ReadRoster()]
+    assert node.take(RosterRead(has_all=True)) == [Succeed()]
+
+
 def test_a_restart_is_refused() -> None:
     """This node has finished: it ends the vote for which other agents wait."""
     node = Node().wait()
@@ -350,8 +365,14 @@ def test_jobs_with_faults_end_alike() -> None:
         # The host ends while a node with a slow link hasn't learned the outcome, and the roster
         # has only some entries yet.
         (1199, [Fault(3.61, "slow link", 1, 8.6)], exit_job.DIFFERENT_ENDS),
+        # The host has ended, the agent with a slow link asks the storage, and it doesn't answer.
+        (
+            1378,
+            [Fault(8.41, "storage outage", 0, 12.1), Fault(5.71, "slow link", 2, 8.3)],
+            exit_job.FAILURE_OF_SUCCESS,
+        ),
     ],
-    ids=["lost count", "forgotten connections", "signal", "late entries"],
+    ids=["lost count", "forgotten connections", "signal", "late entries", "storage outage"],
 )
 def test_past_faults(seed: int, faults: list[Fault], name: str) -> None:
     """With the former rules each of these schedules is a violation, with the present ones none."""

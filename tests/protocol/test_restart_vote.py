@@ -186,7 +186,7 @@ def test_the_schedules_have_each_end() -> None:
     ("rules", "seed", "name"),
     [
         ("stubborn", 662, vote_job.OVERRULED),
-        ("quiet", 32, vote_job.ENDS),
+        ("quiet", 3530, vote_job.ENDS),
         ("alone", 30, vote_job.SAME_DECISION),
     ],
 )

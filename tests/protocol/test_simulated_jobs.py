@@ -55,7 +55,7 @@ def test_a_schedule_is_played_again_in_the_same_way() -> None:
         # frozen at the notice, it acknowledged late
         (0, 3, [Fault(1.0, "worker", 0, 0.0), Fault(0.9, "freeze", 2, 12.0)]),
         # its machine's link is slow
-        (0, 2, [Fault(1.0, "worker", 0, 0.0), Fault(0.9, "slow link", 1, 20.0)]),
+        (1, 2, [Fault(1.0, "worker", 0, 0.0), Fault(0.9, "slow link", 1, 20.0)]),
     ],
     ids=["frozen", "slow"],
 )

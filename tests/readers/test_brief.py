@@ -339,7 +339,7 @@ def test_other_forms_load_no_brief(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom firstfault.cli import main\nfor form in (['--help'], ['show',"
         " sys.argv[1]]):\n    try: main(form)\n    except SystemExit: pass\nprint([name for name in"
-        " sys.modules if 'brief' in name or 'log_digest' in name], file=sys.stderr)"
+        " sys.modules if 'brief' in name or 'logs.digest' in name], file=sys.stderr)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code, str(log)],

@@ -7,7 +7,7 @@ import pytest
 
 from firstfault import model
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.exceptions.stack_dumps import add_raise_point
+from firstfault.exceptions.stack_position import add_raise_point
 from firstfault.layout import ErrorKey
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_job, make_presence

@@ -9,9 +9,7 @@ from firstfault.exceptions import (
     fatal_text,
     first_cause,
     printed_tracebacks,
-    retried_step,
     source_files,
-    stack_dumps,
     stack_position,
 )
 from firstfault.utils.lazy_pattern import LazyPattern
@@ -103,7 +101,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (first_cause._RAISE_OR_EXIT_STATEMENT, "        raise TrainingError('step 4') from error", {}),
     (first_cause._HANDLER_OR_DEFINITION_START, "    except ValueError:", {"handler": "except"}),
     (first_cause._GENERIC_WRAPPER, "An error occurred while generating the dataset", {}),
-    (retried_step.ALL_TRIES_FAILED, "gave up after 3 attempts", {}),
+    (ending_exception.ALL_TRIES_FAILED, "gave up after 3 attempts", {}),
     (source_files._LIBRARY_FILE, "/usr/lib/python3.11/multiprocessing/queues.py", {}),
     (source_files._FIRSTFAULT_FILE, "/app/plugin/flytekitplugins/firstfault/agent.py", {}),
     (
@@ -112,7 +110,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         {"name": "yaml"},
     ),
     (
-        stack_dumps._DUMP_FRAME,
+        stack_position._DUMP_FRAME,
         '  File "/job/data.py", line 31 in next_batch',
         {"file": "/job/data.py", "line": "31", "function": "next_batch"},
     ),

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.fingerprint import compute_fingerprint
-from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
-from firstfault.exceptions.traceback_format import (
+from firstfault.exceptions.exceptions_in_text import (
     format_exception,
     format_place,
     group_frames_by_library,
 )
+from firstfault.exceptions.fingerprint import compute_fingerprint
+from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import (
     ExceptionInfo,
     ExpiredDeadline,

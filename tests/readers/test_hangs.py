@@ -10,8 +10,12 @@ import pytest
 
 from firstfault import model
 from firstfault.evidence.progress import get_waited_ns, group_progress, parse_progress
-from firstfault.exceptions.stack_dumps import add_source_lines, format_stack_dump
-from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
+from firstfault.exceptions.stack_position import (
+    PositionKind,
+    add_source_lines,
+    format_stack_dump,
+    locate_main_thread,
+)
 from firstfault.render.json_report import json_report
 from firstfault.render.terminal import terminal_text
 from firstfault.report import build_report

@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from firstfault_logs.completion.rounds import get_shape
-from firstfault_logs.framing.outputs import are_outputs_of_one_job
+from firstfault_logs.framing.files import are_outputs_of_one_job
 from tests.readers.commands import Ran
 
 FINALIZED = [

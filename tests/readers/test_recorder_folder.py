@@ -114,7 +114,7 @@ def test_the_recorder_touches_its_files_so_that_none_becomes_old(
     os.mkfifo(folder.worker(0, 0).stderr)
     for path in (folder.path, *folder.path.rglob("*")):
         os.utime(path, (1, 1))
-    FolderKeeper(folder).look()
+    FolderKeeper(folder).restore_removed_files()
     assert (
         min(path.stat().st_mtime for path in (folder.path, *folder.path.rglob("*")))
         > time.time() - HANG_S
@@ -135,14 +135,14 @@ def test_another_users_folder_in_its_place_is_not_used(
     folder.path.symlink_to(Path(short) / "elsewhere")
     assert not folder.exists
     with pytest.raises(PermissionError):
-        FolderKeeper(folder).look()
+        FolderKeeper(folder).restore_removed_files()
     folder.path.unlink()
     folder.path.mkdir()
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert not folder.exists
         with pytest.raises(PermissionError):
-            FolderKeeper(folder).look()
+            FolderKeeper(folder).restore_removed_files()
     assert list((Path(short) / "elsewhere").iterdir()) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from firstfault import model, retry
 from firstfault.conclude import conclude
 from firstfault.errors import UsageError
-from firstfault.exceptions.stack_dumps import add_raise_point
+from firstfault.exceptions.stack_position import add_raise_point
 from firstfault.model.failure import CTRL_C
 from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence

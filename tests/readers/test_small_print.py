@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from firstfault.model import JobSize
-from firstfault.strategies.log_prefixes import strip_log_prefixes
+from firstfault.strategies.headlines import strip_log_prefixes
 from firstfault_logs import snapshot_of
-from firstfault_logs.framing.sizes import SizeMarks
+from firstfault_logs.framing.ranks import SizeMarks
 from lab.consoles.small_print import Flag, check_cause, check_log
 from tests.readers.commands import Ran
 from tests.readers.test_log_verdicts import LOST, RAISED, STEPS, Show, add_prefix, show, torch_box

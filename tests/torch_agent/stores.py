@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from firstfault_torch.protocol.election import build_key
 from firstfault_torch.rounds.round_store import RoundStore
 
 Host = tuple[multiprocessing.process.BaseProcess, RoundStore]
@@ -33,6 +34,11 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         self._requests.append(name)
         return getattr(self._store, name)
+
+
+def acknowledge(store: Any, group_rank: int) -> None:
+    """Confirm that an agent knows of a failure, as its notices do."""
+    store.append(build_key("heard"), f"{group_rank} ")
 
 
 def group_on(

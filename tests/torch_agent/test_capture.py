@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import firstfault_torch
+from firstfault.exceptions.exceptions_in_text import format_exception
 from firstfault.exceptions.first_cause import iter_exceptions
-from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault_torch.failures.capture import capture, find_exception_behind_exit, qualified_name
 

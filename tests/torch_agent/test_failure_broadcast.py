@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch.distributed import DistNetworkError
 
 from firstfault_torch import time_limits
-from firstfault_torch.rounds import failure_broadcast as outcome_module
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.rounds import round_store
-from firstfault_torch.rounds.failure_broadcast import (
-    OUTCOME_KEY,
-    FailureBroadcast,
-    FailureNotice,
-    RoundOutcome,
-)
-from firstfault_torch.rounds.round_store import RoundStore, set_once
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
+from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import hosted
 from tests.waiting import wait_until
 
@@ -38,11 +32,12 @@ class Node:
 
     def __init__(self, store: Any, group_rank: int) -> None:
         self.woken = threading.Event()
+        self.failures: list[FailureNotice] = []
         self.watch = FailureBroadcast(
             store,
             group_rank,
             self.woken.set,
-            lambda connection, _: connection.append("on_failure", f"{group_rank} "),
+            self.failures.append,
         )
 
 
@@ -108,9 +103,8 @@ def test_a_failure_is_sent(sender: int, store: RoundStore, node: Callable[..., N
     assert late.woken.wait(LONG_S)
     assert late.watch.failure == failure
     assert all(one.watch.connections() is not None for one in nodes)
-    assert {b"0", b"1", b"2"} <= set(store.get("on_failure").split()), (
-        "each calls back, on a connection of its own"
-    )
+    assert all(one.failures == [failure] for one in nodes), "each calls back once"
+    wait_until(lambda: sorted(store.get("firstfault/heard").split()) == [b"0", b"1", b"2", b"3"])
 
 
 def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None:
@@ -124,65 +118,17 @@ def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None
     assert listener.woken.wait(SOON_S)
 
 
-@pytest.mark.parametrize(
-    ("told", "first", "fatal"),
-    [
-        ([(0, FATAL), (1, replace(FATAL, group_rank=1))], FATAL, FATAL),
-        ([(0, RESTART), (1, replace(FATAL, group_rank=1))], RESTART, replace(FATAL, group_rank=1)),
-        ([(0, RESTART), (0, FATAL)], RESTART, FATAL),
-        ([(0, FATAL), (0, RESTART)], FATAL, FATAL),
-        ([(0, RESTART), (1, replace(RESTART, group_rank=1))], RESTART, None),
-        ([(0, FATAL), (0, replace(FATAL, what="said twice"))], FATAL, FATAL),
-    ],
-    ids=[
-        "both fatal",
-        "fatal after a restart",
-        "restart, then fatal",
-        "fatal, then restart",
-        "restarts",
-        "twice",
-    ],
-)
-def test_the_first_counts(
-    told: list[tuple[int, FailureNotice]],
-    first: FailureNotice,
-    fatal: FailureNotice | None,
-    node: Callable[..., Node],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first failure counts; `find_fatal_failure` also finds one that
-    was sent after a restart.
-    """
-    # after it, the listener takes the fatal one
-    monkeypatch.setattr(time_limits, "FATAL_FAILURE_POLL_SECONDS", LONG_S)
+def test_a_fatal_failure_after_a_restart(node: Callable[..., Node]) -> None:
+    """Each node polls for it, and it is found in the store, too, except by the node that failed."""
     nodes = [node(group_rank) for group_rank in range(3)]
-    for sender, failure in told:
-        nodes[sender].watch.send(failure)
-    listener = nodes[2]
-    assert listener.woken.wait(LONG_S)
-    assert listener.watch.outcome.failure == first
-    assert listener.watch.failure == (first if first.fatal else None)
-    assert listener.watch.find_fatal_failure() == fatal
-    if fatal is not None:
-        assert nodes[fatal.group_rank or 0].watch.find_fatal_failure() is None, "its own"
-
-
-def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None:
-    """When all have finished, every node knows it, none reports a failure,
-    and a later one is ignored.
-    """
-    nodes = [node(0), node(1)]
-    set_once(store, OUTCOME_KEY, '{"finished": true}')
-    assert all(one.woken.wait(LONG_S) for one in nodes)
-    assert not store.check(["on_failure"])
     nodes[0].watch.send(RESTART)
-    for one in nodes:
-        assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (
-            True,
-            None,
-            None,
-        )
-        assert one.watch.find_fatal_failure() is None
+    assert nodes[2].woken.wait(LONG_S)
+    assert nodes[2].watch.failure is None
+    fatal = replace(FATAL, group_rank=1)
+    nodes[1].watch.send(fatal)
+    wait_until(lambda: [one.watch.failure for one in nodes] == [fatal, None, fatal])
+    assert [one.watch.find_fatal_failure() for one in nodes] == [fatal, None, fatal]
+    assert all(one.watch.connections() is not None for one in nodes)
 
 
 class _Silent:
@@ -249,29 +195,22 @@ def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
         assert nodes[0].watch.find_fatal_failure() is None
 
 
-def test_a_store_whose_host_is_dying(
-    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host that still listens for a moment is lost too:
-    a new connection to it would be tried for minutes.
+def test_a_host_that_lives(node: Callable[..., Node]) -> None:
+    """Connections break although the host lives: the node connects again, and hears of a failure;
+    in a vote it looks again for a fatal one.
     """
-    connected: list[float] = []
-
-    class Dying:
-        def clone(self) -> Dying:
-            connected.append(time.monotonic())
-            return self
-
-        def wait(self, *_: object) -> None:
-            raise DistNetworkError("the connection is closed")
-
-    for module in (outcome_module, round_store):
-        monkeypatch.setattr(module, "is_host_listening", lambda _: not connected[1:] or looks.pop())
-    looks = [False, True]
-    one = node(0, Dying())
-    assert one.woken.wait(LONG_S)
-    assert one.watch.outcome.lost == "the connection is closed"
-    assert len(connected) == 2
+    with hosted() as (_, client):
+        store = Waited(client)
+        one, other = node(0, store), node(1, store)
+        store.await_waits(2)
+        round_store.interrupt_connections(client)
+        store.await_waits(2)
+        other.watch.send(replace(RESTART, group_rank=1))
+        assert one.woken.wait(LONG_S)
+        round_store.interrupt_connections(client)
+        fatal = replace(FATAL, group_rank=1)
+        other.watch.send(fatal)
+        wait_until(lambda: one.watch.failure == fatal)
 
 
 @pytest.mark.parametrize("on_failure", [False, True])
@@ -288,33 +227,34 @@ def test_the_end_leaves_no_thread(on_failure: bool, node: Callable[..., Node]) -
     assert nodes[1].watch.find_fatal_failure() == (FATAL if on_failure else None)
 
 
-@pytest.mark.parametrize("how", ["poll", "accept"])
-def test_a_failure_that_the_waiting_thread_does_not_see(
-    how: str,
-    store: RoundStore,
-    node: Callable[..., Node],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_silent_waiting_connection(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notice learned by a look, or from the roster,
-    leaves workers of other nodes the time that it announces.
+    """The store's answer to the node's own notice names the failure that counts, so the node can
+    take part in the election.
     """
+    monkeypatch.setattr(time_limits, "STORE_TIMEOUT_SECONDS", 5.0)
+    other = node(1)
+    other.watch.send(replace(FATAL, group_rank=1))
+    assert other.woken.wait(LONG_S)
     silent = threading.Event()
-    monkeypatch.setattr(
-        FailureBroadcast,
-        "_receive_outcome",
-        lambda _: silent.wait() and RoundOutcome(finished=True),
-    )
-    watch = node(1).watch
-    watch._known_at -= 2 * LONG_S  # the round began long ago
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundStore, "wait", lambda *_: silent.wait(LONG_S))
+        deaf = node(0).watch
+        deaf.send(FATAL)
+        assert deaf.failure == replace(FATAL, group_rank=1)
+        assert deaf.connections() is not None
+        silent.set()
+
+
+def test_a_failure_from_the_roster(node: Callable[..., Node]) -> None:
+    """It leaves workers of other nodes the time that it announces, and opens no election, because
+    the store hasn't said so.
+    """
+    one = node(1)
     failure = replace(FATAL, stop_seconds=LONG_S)
-    if how == "poll":
-        watch._connection = store.clone()
-        FailureBroadcast._store_outcome(watch, json.dumps(asdict(failure)), fatal=True)
-        watch.poll()
-    else:
-        watch.accept(failure)
-    assert LONG_S / 2 < watch.grace_left <= LONG_S
-    assert watch._is_known.is_set()
-    silent.set()
-    watch.thread.join(LONG_S)
-    assert watch.failure == failure
+    one.watch.accept(failure)
+    assert one.woken.is_set()
+    assert LONG_S / 2 < one.watch.grace_left <= LONG_S
+    assert one.watch.failure == failure
+    assert one.watch.connections(to_agree=True) is None

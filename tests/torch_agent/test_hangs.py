@@ -20,7 +20,6 @@ import pytest
 
 from firstfault.cli import main
 from firstfault.errors import UsageError
-from firstfault.evidence.positions import describe_positions
 from firstfault.layout import LIVE, ROSTER, build_watch_mark_name
 from firstfault.model import (
     CollectiveProgress,
@@ -32,6 +31,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import Collective
+from firstfault.strategies.reasons import describe_positions
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch

@@ -29,7 +29,7 @@ from firstfault_torch.rounds.election import VerdictElection
 from tests.prefix import Prefix
 from tests.recordings import conclude_node, make_node_context, seal_conclusion
 from tests.s3_server import S3
-from tests.torch_agent.stores import hosted
+from tests.torch_agent.stores import acknowledge, hosted
 
 LONG_S = 60.0
 
@@ -330,7 +330,7 @@ def test_a_leader_without_store_adopts_a_published_verdict(
         copies = {document_path(own.documents[0].name): encode(own)}
         election = VerdictElection(0, 1)
         ended = threading.Event()
-        election.acknowledge(store)
+        acknowledge(store, 0)
         peers: Any = SimpleNamespace(
             settlement=election,
             settle=lambda copies, seconds, *_, **__: election.settle(

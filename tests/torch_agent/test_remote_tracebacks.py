@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from firstfault.exceptions.exceptions_in_text import (
     REMOTE_RELATION,
     add_remote_cause,
+    format_exception,
+    list_causes_first,
     unwrap_remote,
 )
 from firstfault.exceptions.first_cause import find_own_frames
-from firstfault.exceptions.traceback_format import format_exception, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import build_report

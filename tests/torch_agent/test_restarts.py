@@ -21,8 +21,8 @@ from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.options import Options
 from firstfault_torch.places import get_node_place
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
-from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from tests.torch_agent.stores import group_on

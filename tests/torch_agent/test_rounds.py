@@ -15,13 +15,13 @@ from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.utils.store import barrier
 
-from firstfault.layout import roster_key_for
+from firstfault.layout import ROSTER, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.rounds.failure_broadcast import FailureNotice, RoundOutcome
+from firstfault_torch.protocol.notices import FailureNotice, RoundOutcome
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round
@@ -231,8 +231,7 @@ def test_the_store_is_gone(
     for group_rank in succeeded:
         _upload_success(prefix, group_rank)
     one = node(0)
-    one.outcome.end()
-    one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
+    _lose_store(one)
     with (
         contextlib.nullcontext()
         if result
@@ -247,8 +246,7 @@ def test_a_late_roster_entry(
     """The store's host has ended because all nodes have finished; the entries of two come later."""
     monkeypatch.setattr(time_limits, "EXIT_ROSTER_TIMEOUT_SECONDS", LONG_S)
     one = node(0)
-    one.outcome.end()
-    one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
+    _lose_store(one)
     reads: list[int] = []
     read = one.peers.exit_barrier._read_roster
 
@@ -262,6 +260,19 @@ def test_a_late_roster_entry(
     monkeypatch.setattr(one.peers.exit_barrier, "_read_roster", read_then_upload)
     assert one.await_all() is None
     assert reads == [0, 1]
+
+
+def test_a_storage_that_does_not_answer(
+    prefix: Prefix, node: Callable[[int], Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the store and the storage nothing proves a failure: the node ends as with torch."""
+    one = node(0)
+    _lose_store(one)
+    roster = prefix.folder / ROSTER
+    roster.parent.mkdir(parents=True)
+    roster.symlink_to(roster)
+    assert one.await_all() is None
+    assert "can't find out whether all nodes have finished" in caplog.text
 
 
 def test_a_silent_connection_at_the_exit(
@@ -353,6 +364,11 @@ def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
     assert {thread.name for thread in threads} == names
     peers.close()
     assert not [thread.name for thread in threads if thread.is_alive()]
+
+
+def _lose_store(one: Node) -> None:
+    one.outcome.end()
+    one.outcome._notices.outcome = RoundOutcome(lost="Connection reset by peer")
 
 
 def _upload_success(prefix: Prefix, group_rank: int) -> None:

@@ -19,7 +19,7 @@ from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.processes import read_processes
-from tests.torch_agent.stores import Counting, hosted
+from tests.torch_agent.stores import Counting, acknowledge, hosted
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
@@ -141,7 +141,7 @@ def short_life(agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(agents: list[Agent]) -> None:
     for agent in agents:
-        agent.settlement.acknowledge(agent.store)
+        acknowledge(agent.store, agent.group_rank)
     for thread in [agent.begin() for agent in agents]:
         thread.join(SOON_S)
         assert not thread.is_alive()
@@ -196,7 +196,7 @@ def test_one_that_does_not_conclude_is_replaced(
         made[0].store.append("firstfault/reports", report)
         made[0].store.append("firstfault/arrived", "0 ")
     for agent in made:
-        agent.settlement.acknowledge(agent.store)
+        acknowledge(agent.store, agent.group_rank)
     threads = [agent.begin() for agent in made[first == "is dead" :]]
     for thread in threads[-3:]:
         thread.join(SOON_S)
@@ -259,7 +259,7 @@ def test_a_process_that_is_told_to_go_leaves_the_decision_to_one_that_stays(
     store = first.store
     store.append(LEAVING_KEY, "0 ")
     for agent in (first, second):
-        agent.settlement.acknowledge(store)
+        acknowledge(store, agent.group_rank)
     thread = first.begin()
     thread.join(SOON_S)
     assert not thread.is_alive()
@@ -291,7 +291,7 @@ def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]]) -> 
     without it the reports are not complete.
     """
     made = agents(3, seconds={1: 3 * SHORT_S})
-    made[0].settlement.acknowledge(made[0].store)
+    acknowledge(made[0].store, 0)
     _run(made[1:])
     assert _documents(made[1:]) == {b"sealed by 1"}
     assert not made[1].reports[0].complete

@@ -30,7 +30,7 @@ from firstfault_torch.guard import try_call
 from firstfault_torch.node.fork_gate import hold_forked_workers
 from firstfault_torch.node_context import NodeContext, environment_set
 from firstfault_torch.options import with_node
-from firstfault_torch.rounds.failure_broadcast import FailureNotice
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round, has_shared_store
 from firstfault_torch.watchdog.timers import TORCH_ENABLED_VARIABLE

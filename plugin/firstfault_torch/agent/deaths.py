@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from firstfault import model
-from firstfault.exceptions.stack_dumps import add_raise_point, add_source_lines
-from firstfault.exceptions.traceback_format import format_exception
+from firstfault.exceptions.exceptions_in_text import format_exception
+from firstfault.exceptions.stack_position import add_raise_point, add_source_lines
 from firstfault.model.failure import CTRL_C, STOPS
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record

@@ -24,7 +24,7 @@ from firstfault_torch.agent.timers import resolve_watchdog
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext
-from firstfault_torch.rounds.failure_broadcast import FailureNotice
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 

@@ -33,8 +33,8 @@ from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
-from firstfault_torch.rounds.failure_broadcast import FailureNotice
 
 _UPLOADS = 4
 """Uploads of one node at a time."""

@@ -15,9 +15,9 @@ from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.protocol.restart_vote import EndRound, FollowDecision
 from firstfault_torch.rounds.election import CollectedReports
-from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 
 _OBSERVED = "observed: would not have restarted the workers: "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.stack_dumps import add_source_lines
+from firstfault.exceptions.stack_position import add_source_lines
 from firstfault.model import ExpiredDeadline, StackDump, Writer
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import call_with_timeout

@@ -76,6 +76,11 @@ _PUBLISHING_MARK = b"!"
 """Behind the leader's group rank: it publishes."""
 
 
+def build_key(name: str, topic: str = "") -> str:
+    """Return a key in the store of the election on a topic; the verdict has none."""
+    return f"firstfault/{topic}/{name}" if topic else f"firstfault/{name}"
+
+
 class ElectionPhase(Enum):
     """What an agent does in an election; the table above describes each."""
 
@@ -173,7 +178,7 @@ class Election:
         self._own = own
         self._nodes = nodes
         self._limits = limits
-        self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
+        self._topic = topic
         self._request = 0
         self._shutdown_at: float | None = None
         self._waits_since = 0.0
@@ -203,7 +208,7 @@ class Election:
 
     def key(self, name: str) -> str:
         """Return a key of this election in the store."""
-        return f"{self._prefix}{name}"
+        return build_key(name, self._topic)
 
     def handle(  # noqa: C901 - one case for each event
         self, event: Event, now: float

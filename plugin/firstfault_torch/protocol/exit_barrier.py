@@ -10,7 +10,7 @@
 | ANNOUNCING | announces that all nodes have finished | the store answers |
 | CONFIRMING | counts itself among the agents that know it | the store answers |
 | AWAITING_ACKS | waits until all agents know it | all know it; 2 s |
-| READING_ROSTER | without a store: reads which nodes have finished | the storage answers |
+| READING_ROSTER | without a store: reads which nodes have finished | it answers; 10 s |
 | AWAITING_ROSTER | waits for the entries of the others | the next look; 10 s |
 | ASKING | after a restart: asks whether a node failed for good | the store answers |
 | CLOSING | closes the rendezvous: this node can't restart | it is closed |
@@ -26,36 +26,21 @@ Rules; `tests/protocol` has a test of each, and plays schedules in which they ar
 4. A node that has finished can't restart: it makes another node's restart a fatal failure.
 5. Without the store, the roster decides; without both, the job counts as finished, as in torch. A
    store that hasn't answered for five minutes, torch's limit, is lost. The uploads of other nodes
-   take a moment.
+   take a moment, and a storage may not answer for a while: it is asked again for 10 s.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from firstfault_torch import time_limits
 from firstfault_torch.protocol.messages import TimePassed
+from firstfault_torch.protocol.notices import FailureNotice
 
 NAMES_KEY = "firstfault/at-exit"
 """Group ranks of agents that wait at the barrier, each with a space."""
-
-
-class Notice(Protocol):
-    """The part of a failure notice that the barrier reads."""
-
-    @property
-    def group_rank(self) -> int | None:
-        """Of the node that failed."""
-
-    @property
-    def fatal(self) -> bool:
-        """Whether that node can't restart."""
-
-    @property
-    def asks(self) -> bool:
-        """Whether the agents vote on the restart."""
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -106,7 +91,7 @@ class AllFinished:
 class RoundFailed:
     """The round's outcome: a node has failed."""
 
-    notice: Notice
+    notice: FailureNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +122,15 @@ class RosterRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RosterUnanswered:
+    """The storage hasn't answered `ReadRoster`."""
+
+
+@dataclass(frozen=True, slots=True)
 class FatalFailureRead:
     """The answer to `AskFatalFailure`: another node's fatal failure, if there is one."""
 
-    notice: Notice | None
+    notice: FailureNotice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +150,7 @@ BarrierEvent: TypeAlias = (
     | OutcomeUnknown
     | AcksAwaited
     | RosterRead
+    | RosterUnanswered
     | FatalFailureRead
     | RendezvousClosed
     | TimePassed
@@ -239,7 +230,7 @@ class AwaitAcks:
 
 @dataclass(frozen=True, slots=True)
 class ReadRoster:
-    """Read which nodes have succeeded; answer with `RosterRead`."""
+    """Read which nodes have succeeded; answer with `RosterRead` or `RosterUnanswered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +242,7 @@ class AskFatalFailure:
 class RefuseRestart:
     """Send this failure as a fatal one: agents may be waiting for this node's vote."""
 
-    notice: Notice
+    notice: FailureNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +261,11 @@ class ReportForeignAgents:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportRosterUnread:
+    """Log that neither the store nor the storage answers, so this node ends as in torch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Succeed:
     """The barrier is over: this node has succeeded."""
 
@@ -281,7 +277,7 @@ class Succeed:
 class Fail:
     """The barrier is over: another node has failed."""
 
-    notice: Notice
+    notice: FailureNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +303,7 @@ BarrierInstruction: TypeAlias = (
     | CloseRendezvous
     | ReportWaiting
     | ReportForeignAgents
+    | ReportRosterUnread
     | Succeed
     | Fail
     | FailWithoutStore
@@ -390,7 +387,7 @@ class ExitBarrier:
         """When this agent asks how many nodes run firstfault."""
         self._has_named_itself = False
         self._acks_until = 0.0
-        self._restart: Notice | None = None
+        self._restart: FailureNotice | None = None
         """A failure after which another node wants to restart."""
         self._answered_at = 0.0
         """When the store answered last on a connection that was opened at the exit."""
@@ -433,6 +430,8 @@ class ExitBarrier:
                 return self._take_firstfault_nodes(number, now)
             case RosterRead() if phase is BarrierPhase.READING_ROSTER:
                 return self._take_roster(event, now)
+            case RosterUnanswered() if phase is BarrierPhase.READING_ROSTER:
+                return self._take_roster_silence(now)
             case FatalFailureRead(found) if phase is BarrierPhase.ASKING:
                 return self._take_fatal_failure(found)
             case RendezvousClosed() if phase is BarrierPhase.CLOSING and self._restart is not None:
@@ -525,17 +524,25 @@ class ExitBarrier:
         if roster.has_failure or now >= self._roster_until:
             return self._end(FailWithoutStore(self._lost))
         # The host may have ended because all nodes have finished, before their entries are there.
+        return self._await_roster(now)
+
+    def _take_roster_silence(self, now: float) -> list[BarrierInstruction]:
+        if now < self._roster_until:
+            return self._await_roster(now)
+        return [ReportRosterUnread(), *self._end(Succeed(unknown=self._lost))]
+
+    def _await_roster(self, now: float) -> list[BarrierInstruction]:
         self.phase = BarrierPhase.AWAITING_ROSTER
         self.deadline = now + self._limits.poll
         return []
 
-    def _fail(self, notice: Notice) -> list[BarrierInstruction]:
+    def _fail(self, notice: FailureNotice) -> list[BarrierInstruction]:
         if notice.fatal and notice.group_rank != self._own:
             return self._end(Fail(notice))
         self._restart = notice
         return self._ask(BarrierPhase.ASKING, AskFatalFailure())
 
-    def _take_fatal_failure(self, found: Notice | None) -> list[BarrierInstruction]:
+    def _take_fatal_failure(self, found: FailureNotice | None) -> list[BarrierInstruction]:
         if found is not None:
             return self._end(Fail(found))
         restart = self._restart

@@ -30,7 +30,6 @@ from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
-    Append,
     AskStore,
     Concluded,
     ConclusionFailed,
@@ -44,7 +43,6 @@ from firstfault_torch.protocol.messages import (
     Publish,
     Published,
     Read,
-    SetOnce,
     ShutdownRequested,
     Started,
     TimePassed,
@@ -60,7 +58,7 @@ from firstfault_torch.rounds.report_packing import (
     parse_frames,
     unpack_verdict,
 )
-from firstfault_torch.rounds.round_store import connect_to_store, set_once
+from firstfault_torch.rounds.round_store import carry_out, connect_to_store, set_once
 
 _T = TypeVar("_T")
 UNBOUNDED_WAIT = dt.timedelta(days=30)
@@ -93,7 +91,6 @@ class VerdictElection:
     `firstfault_torch.protocol.election.Election`, which decides what it does.
 
         join            workers have started: store what its peers need if this node dies
-        acknowledge     a failure notice arrived: this agent is alive and will report
         settle          report; wait until all live agents have reported; the last one publishes the
                         order of leaders
           leader        gets `CollectedReports`, concludes, `announce_publishing`, publishes to the
@@ -110,7 +107,6 @@ class VerdictElection:
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
         self._own = group_rank
         self._nodes = nodes
-        self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
         self._election = Election(group_rank, nodes, build_limits(nodes), topic)
         self._connections: tuple[Any, Any] = (None, None)
         """The arguments of `settle`: a connection to use, and one to wait with."""
@@ -144,10 +140,6 @@ class VerdictElection:
         the leader needs it if the node dies.
         """
         store.append(JOINED_KEY, frame_report(self._own, self._nodes, copies))
-
-    def acknowledge(self, store: Any) -> None:
-        """Record that this node has received the failure notice, so its agent is alive."""
-        store.append(self._key("heard"), f"{self._own} ")
 
     def settle(  # noqa: PLR0913 - keywords
         self,
@@ -261,7 +253,7 @@ class VerdictElection:
             return
         names = self._key("arrived"), self._key("heard")
         keys = (*names, LOST_KEY, LEAVING_KEY, self._key("confirmed"))
-        look = partial(self._carry_out, [Read(key) for key in keys])
+        look = partial(carry_out, self._connections[0], [Read(key) for key in keys])
         deadline = time.monotonic() + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS
         while time.monotonic() < deadline and not self._shutdown_requested.is_set():
             seconds, doing = time_limits.STORE_TIMEOUT_SECONDS, "looking who has the verdict"
@@ -330,7 +322,7 @@ class VerdictElection:
         return bool(store.check([self._key("arrived")]))
 
     def _key(self, name: str) -> str:
-        return f"{self._prefix}{name}"
+        return self._election.key(name)
 
     def _call_store(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return a store operation's result, or None on timeout. Agents may call concurrently."""
@@ -388,32 +380,11 @@ class VerdictElection:
     def _carry_out_once_more(self, operations: Sequence[Operation]) -> tuple[bytes, ...]:
         """Carry out operations, on a new connection if this one is broken: the store may live."""
         try:
-            return self._carry_out(operations)
+            return carry_out(self._connections[0], operations)
         except (dist.DistNetworkError, dist.DistStoreError):
             using, waiting = self._connections
             self._connections = connect_to_store(using), waiting
-            return self._carry_out(operations)
-
-    def _carry_out(self, operations: Sequence[Operation]) -> tuple[bytes, ...]:
-        store = self._connections[0]
-        values: list[bytes] = []
-        is_set: set[str] = set()
-        for operation in operations:
-            if isinstance(operation, Read):
-                exists = operation.key in is_set or store.check([operation.key])
-                values.append(bytes(store.get(operation.key)) if exists else b"")
-                continue
-            if isinstance(operation, Append):
-                store.append(operation.key, operation.value)
-                values.append(b"")
-                is_set.add(operation.key)
-            elif isinstance(operation, SetOnce):
-                values.append(set_once(store, operation.key, operation.value))
-                is_set.add(operation.key)
-            else:
-                found = store.compare_set(operation.key, operation.before, operation.value)
-                values.append(bytes(found))
-        return tuple(values)
+            return carry_out(self._connections[0], operations)
 
     def _watch(self, names: Sequence[str]) -> None:
         # a second connection, because a wait blocks its connection for as long as it takes

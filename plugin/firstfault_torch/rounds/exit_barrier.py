@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from firstfault.errors import StoreError
 from firstfault.model import Phase
 from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import BARRIER_COMPLETE_KEY, BARRIER_MEMBERS_KEY
@@ -54,22 +54,25 @@ from firstfault_torch.protocol.exit_barrier import (
     RefuseRestart,
     RendezvousClosed,
     ReportForeignAgents,
+    ReportRosterUnread,
     ReportWaiting,
     RosterRead,
+    RosterUnanswered,
     RoundFailed,
     StoreLost,
     Succeed,
     build_barrier_limits,
 )
 from firstfault_torch.protocol.messages import TimePassed
-from firstfault_torch.rounds.election import count_joined
-from firstfault_torch.rounds.failure_broadcast import (
+from firstfault_torch.protocol.notices import (
     FATAL_KEY,
+    FINISHED,
     OUTCOME_KEY,
-    FailureBroadcast,
     FailureNotice,
     parse_notice,
 )
+from firstfault_torch.rounds.election import count_joined
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.round_store import connect_to_store, set_once
 
 _T = TypeVar("_T")
@@ -160,10 +163,9 @@ class PeersAtExit:
             return None
         if outcome.finished:
             return AllFinished()
-        if outcome.lost:
-            return StoreLost(outcome.lost)
-        failure = self._broadcast.failure or outcome.failure
-        return RoundFailed(failure or FailureNotice("the round ended without a reason", ""))
+        if outcome.failure is not None:
+            return RoundFailed(outcome.failure)
+        return StoreLost(outcome.lost)
 
     def _carry_out(  # noqa: C901, PLR0912 - one case for each instruction
         self, instruction: BarrierInstruction
@@ -198,11 +200,14 @@ class PeersAtExit:
                 self._await_acks(limit)
                 return AcksAwaited()
             case ReadRoster():
-                return self._read_roster()
+                doing, limit = "reading the roster", time_limits.EXIT_ROSTER_TIMEOUT_SECONDS
+                read = partial(try_call, self._read_roster, StoreError)
+                roster, _ = call_with_timeout(read, limit, doing) or (None, None)
+                return roster or RosterUnanswered()
             case AskFatalFailure():
                 return FatalFailureRead(broadcast.find_fatal_failure())
             case RefuseRestart(notice):
-                broadcast.send(replace(cast("FailureNotice", notice), fatal=True, asks=False))
+                broadcast.send(replace(notice, fatal=True, asks=False))
             case CloseRendezvous():
                 close = self._group.spec.rdzv_handler.set_closed
                 most = time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS
@@ -213,6 +218,11 @@ class PeersAtExit:
             case ReportForeignAgents():
                 logger.warning(
                     "some nodes run without firstfault and may have failed; not waiting for them"
+                )
+            case ReportRosterUnread():
+                logger.warning(
+                    "can't find out whether all nodes have finished: the store is lost, and the "
+                    "storage doesn't answer; ending with success, as torch does"
                 )
         return None
 
@@ -280,7 +290,7 @@ class PeersAtExit:
         return bytes(store.get(NAMES_KEY))
 
     def _announce_finished(self) -> BarrierEvent:
-        announce = partial(set_once, key=OUTCOME_KEY, value=json.dumps({"finished": True}))
+        announce = partial(set_once, key=OUTCOME_KEY, value=FINISHED)
         found = self._ask_agents(announce, "informing the peer agents")
         if found is None:
             return self._find_outcome() or OutcomeUnknown()
@@ -326,12 +336,11 @@ def _conclude(last: BarrierInstruction | None) -> FailureNotice | None:
                 "lost the store, so it's unknown whether the remaining nodes finished: %s", unknown
             )
         case Fail(notice):
-            failure = cast("FailureNotice", notice)
             logger.warning(
                 "this node's workers succeeded, but %s (first report, not the verdict)",
-                failure.reason,
+                notice.reason,
             )
-            return failure
+            return notice
         case _:
             pass
     return None

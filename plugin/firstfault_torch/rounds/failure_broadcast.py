@@ -3,108 +3,71 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from firstfault.model import CausedBy
 from firstfault_torch import time_limits
 from firstfault_torch.guard import (
     call_with_timeout,
     logger,
+    start_in_thread,
     start_late,
     suppress_internal_errors,
     try_call,
 )
-from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY
-from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
+from firstfault_torch.protocol.messages import Answered, AskStore, TimePassed, Unanswered
+from firstfault_torch.protocol.notices import (
+    FATAL_KEY,
+    GRACE_KEY,
+    OUTCOME_KEY,
+    AskAgain,
+    AwaitOutcome,
+    CheckHost,
+    Connect,
+    Connected,
+    ConnectionBroke,
+    FailureNotice,
+    FatalFailurePolled,
+    GraceBegan,
+    HostChecked,
+    LeavingBegan,
+    ListeningBegan,
+    ListeningEnded,
+    NodeFailed,
+    NoticeEvent,
+    NoticeFound,
+    NoticeInstruction,
+    NoticePhase,
+    OutcomeOverdue,
+    OutcomeSet,
+    PassOn,
+    PeerLost,
+    PollFatalFailure,
+    RestartRefused,
+    RoundLeft,
+    RoundNotices,
+    RoundOutcome,
+    build_notice_limits,
+)
+from firstfault_torch.rounds.round_store import carry_out, connect_to_store, is_host_listening
 
-OUTCOME_KEY = "firstfault/outcome"
-"""Set once per round: which node failed, or that all have finished. Every agent waits for it."""
-FATAL_KEY = "firstfault/fatal"
-"""Set by a node that can't restart, even if `OUTCOME_KEY` already has a failure after
-which workers restart.
-"""
-GRACE_KEY = "firstfault/stop-seconds"
-"""Set by a node whose healthy workers are stopped, after a signal or for a new rendezvous. Their
-peers lose their connections, and fail; the siblings of those failures are healthy, and have the
-same time.
-"""
 MAX_ROUND_DURATION = dt.timedelta(days=30)
 """Longer than any round: every round ends by setting the outcome, and a lost store ends the wait.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class FailureNotice:
-    """A node's failure, as its peers receive it. Its fields are keys of JSON in the store."""
-
-    what: str
-    """One line."""
-    node: str
-    group_rank: int | None = None
-    rank: int | None = None
-    """The worker's global rank, or None if the agent failed."""
-    document: str = ""
-    """Name of the error document; empty until it is written."""
-    fatal: bool = True
-    """Whether the node can't restart its workers."""
-    asks: bool = False
-    """Whether the agents vote on the restart: they all stop their workers, report, and elect a
-    leader that decides.
-    """
-    stop_seconds: float = 0.0
-    """After a signal: how long the healthy workers may take to exit, in seconds. 0 after a failure,
-    when they have less time.
-    """
-
-    @property
-    def reason(self) -> str:
-        """Why other nodes stop their workers; the first report, so it may name a victim."""
-        who = (
-            f"rank {self.rank} on {self.node}"
-            if self.rank is not None
-            else f"the agent of {self.node}"
-        )
-        return f"{who} failed: {self.what}"
-
-    @property
-    def cause(self) -> CausedBy:
-        """The failed rank and node, in the form that documents use."""
-        return CausedBy(self.rank, self.node, self.document)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
-    """The end of a round, as this agent learned it."""
-
-    failure: FailureNotice | None = None
-    finished: bool = False
-    """All nodes' workers have succeeded."""
-    lost: str = ""
-    """Why the store can't be reached; empty if it is reachable."""
-
-
 class FailureBroadcast:
-    """Sends a round's outcome to its peers, and waits for theirs.
+    """Carries out what `RoundNotices` decides: sends a round's outcome, and waits for it.
 
-        waiting     a thread blocks in the store until OUTCOME_KEY is set
-        finished    all nodes succeeded: the thread ends
-        restart     a node failed but can restart: `on_failure` and `wake` are called; the thread
-                    now polls FATAL_KEY, because a third node may fail permanently while the first
-                    two vote on a restart
-        fatal       a node can't restart: `on_failure` and `wake` are called, and the thread ends
-        lost        the store is gone: `outcome.lost` has the reason
-
-    A restart must not hide a fatal failure: OUTCOME_KEY is set only once, so a fatal failure has a
-    separate key. The thread uses its own connection to the store, so that its wait doesn't block
-    the agent.
+    A thread listens, with its own connection to the store, so that its wait doesn't block the
+    agent. Other threads send: of the agent, of a signal, and of the connections between agents.
+    `on_failure` and `wake` are called when a failure becomes known, or a fatal one after another.
     """
 
     def __init__(
@@ -112,188 +75,69 @@ class FailureBroadcast:
         store: Any,
         group_rank: int,
         wake: Callable[[], None],
-        on_failure: Callable[[Any, FailureNotice], None] = lambda _connection, _failure: None,
+        on_failure: Callable[[FailureNotice], None] = lambda _failure: None,
     ) -> None:
         self._store = store
-        self._acknowledge = on_failure
-        self._group_rank = group_rank
+        self._on_failure = on_failure
         self._wake = wake
-        self.outcome: RoundOutcome | None = None
-        """How the round ended, or None if not yet known."""
+        self._notices = RoundNotices(group_rank, build_notice_limits())
+        self._lock = threading.Lock()
         self._is_known = threading.Event()
+        self._is_open = threading.Event()
+        """Set once both connections are open."""
         self._ended = threading.Event()
-        self._sent: FailureNotice | None = None
-        self._known_at = time.monotonic()
+        """Set once nothing is listened for any more."""
         self._connection: Any = None
         """Opened in advance: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
-        """The waiting thread's connection."""
-        self.thread = threading.Thread(
-            target=self._wait_for_outcome, name="firstfault-outcome", daemon=True
-        )
+        """The listening thread's connection."""
+        self.thread = threading.Thread(target=self._listen, name="firstfault-outcome", daemon=True)
         start_late(self.thread)
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    @property
+    def outcome(self) -> RoundOutcome | None:
+        """How the round ended, or None if not yet known."""
+        return self._notices.outcome
 
     @property
     def failure(self) -> FailureNotice | None:
         """Another node's fatal failure, if any."""
-        failure = self._received_failure
-        return (
-            failure
-            if failure and failure.fatal and failure.group_rank != self._group_rank
-            else None
-        )
+        return self._notices.failure
 
     @property
     def restart_request(self) -> FailureNotice | None:
         """Another node's failure that the agents must vote on, if any."""
-        failure = self._received_failure
-        if (
-            failure is None
-            or failure.fatal
-            or not failure.asks
-            or failure.group_rank == self._group_rank
-        ):
-            return None
-        return failure
+        return self._notices.restart_request
 
     @property
     def is_fatal(self) -> bool:
         """Whether a node, perhaps this one, failed and can't restart."""
-        failure = self._received_failure
-        return failure is not None and failure.fatal
+        return self._notices.is_fatal
 
     @property
     def first_failure(self) -> FailureNotice | None:
         """The failure that ended the round, on this or another node, or None if unknown."""
-        known = self._received_failure or self._sent
-        return known if known is not None and (known.fatal or known.asks) else None
-
-    @property
-    def _received_failure(self) -> FailureNotice | None:
-        return self.outcome.failure if self.outcome is not None else None
-
-    def send(self, failure: FailureNotice) -> None:
-        """Broadcast a failure. Only the first counts,
-        except that a fatal one replaces a restart.
-        """
-        if self._sent is not None and (self._sent.fatal or not failure.fatal):
-            return
-        self._sent = failure
-        self._store_outcome(json.dumps(asdict(failure)), fatal=failure.fatal)
-
-    def _store_outcome(self, text: str, *, fatal: bool) -> None:
-        def put(connection: Any) -> None:
-            store = connection or connect_to_store(self._store)
-            if fatal:
-                store.compare_set(FATAL_KEY, "", text)
-            set_once(store, OUTCOME_KEY, text)
-
-        # errors are ignored: `_receive_outcome` reports a lost store
-        inform = partial(try_call, partial(put, self._connection), dist.DistError)
-        doing = "informing the peer agents"
-        sent = call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, doing)
-        if self._connection is not None and (sent is None or sent[1] is not None):
-            # A firewall may have forgotten a connection that was idle for the round, or it broke.
-            # Peers that don't hear of the failure wait without end. Sending it twice does no harm;
-            # this node's workers must not wait for it.
-            again = partial(try_call, partial(put, None), dist.DistError)
-            call_with_timeout(again, 0, doing)
-
-    def mark_lost(self, group_rank: int) -> None:
-        """Record that the connection to an agent broke; don't wait."""
-        self._append_rank(LOST_KEY, group_rank, "informing the peer agents of a lost one")
-
-    def mark_leaving(self) -> None:
-        """Record that this process has to end; don't wait."""
-        self._append_rank(LEAVING_KEY, self._group_rank, "informing the peer agents of the end")
-
-    def _append_rank(self, key: str, group_rank: int, doing: str) -> None:
-        def put() -> None:
-            store = self._connection or connect_to_store(self._store)
-            store.append(key, f"{group_rank} ")
-
-        call_with_timeout(partial(try_call, put, dist.DistError), 0, doing)
-
-    def announce_grace(self, seconds: float) -> None:
-        """Let the peers' healthy workers have `seconds` to end,
-        whatever notice they get or have got; don't wait.
-        """
-
-        def put() -> None:
-            store = self._connection or connect_to_store(self._store)
-            store.set(GRACE_KEY, str(seconds))
-
-        call_with_timeout(
-            partial(try_call, put, dist.DistError), 0, "informing the peer agents of a signal"
-        )
-
-    def has_grace(self) -> bool:
-        """Whether a node has announced time for healthy workers, as far as the store answers."""
-
-        def ask() -> bool:
-            store = self._connection or connect_to_store(self._store)
-            return bool(store.check([GRACE_KEY]))
-
-        inform = partial(try_call, ask, dist.DistError)
-        found = call_with_timeout(
-            inform, time_limits.STORE_TIMEOUT_SECONDS, "asking whether a node got a signal"
-        )
-        return found is not None and bool(found[0])
+        return self._notices.first_failure
 
     @property
     def grace_left(self) -> float:
         """Seconds for which workers of other nodes may still be saving their state after a
         signal to one of them.
         """
-        failure = self._received_failure
-        return (
-            max(self._known_at + failure.stop_seconds - time.monotonic(), 0.0)
-            if failure is not None
-            else 0.0
-        )
+        return self._notices.get_grace_left(time.monotonic())
 
-    def poll(self) -> None:
-        """Read the round's outcome here, too: the waiting thread's connection may be silent,
-        and never learn of it.
-        """
-        store = self._connection
-        if self.outcome is None and store is not None and store.check([OUTCOME_KEY]):
-            failure = parse_notice(store.get(OUTCOME_KEY))
-            if self.outcome is None:  # the waiting thread may have been faster
-                self._learn(RoundOutcome(failure=failure, finished=failure is None))
-            if failure is not None:
-                self._acknowledge(store, failure)
-            self._wake()
-
-    def accept(self, failure: FailureNotice) -> None:
-        """Accept another node's failure from the roster or a vote,
-        unless the outcome is already known.
-        """
-        known = self.outcome
-        if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
-            self._learn(RoundOutcome(failure=failure))
-            self._wake()
-
-    def _learn(self, outcome: RoundOutcome) -> None:
-        """Accept an outcome as the round's, and start the time limit that it sets for workers."""
-        # The time first: whoever sees the outcome computes with it.
-        self._known_at = time.monotonic()
-        self.outcome = outcome
-        self._is_known.set()
+    def has_grace(self) -> bool:
+        """Whether a node has announced time for healthy workers, as far as the store answers."""
+        doing = "asking whether a node got a signal"
+        return bool(self._ask_within_limit(lambda store: store.check([GRACE_KEY]), doing))
 
     def find_fatal_failure(self) -> FailureNotice | None:
         """Read another node's fatal failure from the store, after the round has ended."""
-
-        def ask() -> FailureNotice | None:
-            store = self._connection or connect_to_store(self._store)
-            return parse_notice(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else None
-
-        failure = self.failure
-        if failure is None and not self._is_lost():
-            failure = call_with_timeout(
-                ask, time_limits.STORE_TIMEOUT_SECONDS, "asking which node failed"
-            )
-        return None if failure is None or failure.group_rank == self._group_rank else failure
+        doing, needs_store = "asking which node failed", self._notices.needs_fatal_failure
+        found = self._ask_within_limit(_read_fatal_failure, doing) if needs_store else None
+        return self._notices.find_fatal_failure(found or b"")
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
         """Return two connections to the store after a failure, one to use and one to wait with, or
@@ -301,96 +145,190 @@ class FailureBroadcast:
 
         `to_agree`: for a vote on a restart; then None also after a fatal failure.
         """
+        deadline = time.monotonic() + time_limits.STORE_TIMEOUT_SECONDS
         if to_agree:
             self._is_known.wait(time_limits.STORE_TIMEOUT_SECONDS)
-            is_usable = self.outcome is not None and not self.is_fatal
         else:
             self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
-            is_usable = not self.thread.is_alive()
-        if not is_usable or self._is_lost() or self._waiting is None or self._connection is None:
+        if not self._notices.may_elect(on_restart=to_agree):
+            return None
+        # The answer to this node's notice may have been faster than the listening thread.
+        if not self._is_open.wait(max(deadline - time.monotonic(), 0.0)):
             return None
         return self._connection, self._waiting
 
+    # --- what happens -----------------------------------------------------------------------------
+
+    def send(self, failure: FailureNotice) -> None:
+        """Broadcast a failure. Only the first counts,
+        except that a fatal one replaces a restart.
+        """
+        self._ask_all(self._handle(NodeFailed(failure)))
+
+    def mark_lost(self, group_rank: int) -> None:
+        """Record that the connection to an agent broke; don't wait."""
+        self._post(self._handle(PeerLost(group_rank)))
+
+    def mark_leaving(self) -> None:
+        """Record that this process has to end; don't wait."""
+        self._post(self._handle(LeavingBegan()))
+
+    def announce_grace(self, seconds: float) -> None:
+        """Let the peers' healthy workers have `seconds` to end,
+        whatever notice they get or have got; don't wait.
+        """
+        self._post(self._handle(GraceBegan(seconds)))
+
+    def poll(self) -> None:
+        """Read the round's outcome here, too: the waiting thread's connection may be silent,
+        and never learn of it.
+        """
+        if self._connection is None:
+            return
+        for instruction in self._handle(OutcomeOverdue()):
+            if isinstance(instruction, AskStore):
+                self._post(self._handle(self._carry_out(instruction, self._connection)))
+
+    def accept(self, failure: FailureNotice) -> None:
+        """Accept another node's failure from the roster or a vote,
+        unless the outcome is already known.
+        """
+        self._post(self._handle(NoticeFound(failure)))
+
     def mark_fatal(self, failure: FailureNotice) -> None:
         """Treat a failure as fatal because the agents have voted against a restart."""
-        self._ended.set()
+        instructions = self._handle(RestartRefused(failure))
         self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
-        if not self._is_lost() and not self.is_fatal:
-            fatal = replace(failure, fatal=True, asks=False)
-            self.outcome = RoundOutcome(failure=fatal)
-            acknowledge = partial(self._acknowledge, self._connection, fatal)
-            call_with_timeout(
-                acknowledge, time_limits.STORE_TIMEOUT_SECONDS, "acknowledging a notice"
-            )
+        self._ask_all(instructions)
 
     def end(self) -> None:
-        """End the waiting thread by setting the round's outcome."""
+        """End the listening thread by setting the round's outcome."""
         if not self.thread.is_alive():
             return
-        self._ended.set()
         with suppress_internal_errors("ending the wait for the round's outcome"):
-            self.send(FailureNotice("the round is over", "", self._group_rank, fatal=False))
+            self._ask_all(self._handle(RoundLeft()))
             self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
     def end_waiting(self) -> None:
-        """Let the waiting thread end when its connection breaks, instead of connecting again."""
-        self._ended.set()
+        """Let the listening thread end when its connection breaks, instead of connecting again."""
+        self._handle(ListeningEnded())
 
-    def _is_lost(self) -> bool:
-        return self.outcome is not None and bool(self.outcome.lost)
+    # --- events and instructions ------------------------------------------------------------------
 
-    def _wait_for_outcome(self) -> None:
-        with suppress_internal_errors("waiting for the round's outcome"):
-            outcome = self._receive_outcome()
-            # `accept` may have set the outcome while this thread was waiting
-            if self.outcome is None:
-                self._learn(outcome)
-            self._wake()
-            failure = (self.outcome or outcome).failure
-            if failure is not None and not failure.fatal:
-                self._wait_for_fatal_failure()
+    def _handle(self, event: NoticeEvent) -> list[NoticeInstruction]:
+        with self._lock:
+            instructions = self._notices.handle(event, time.monotonic())
+        if self._notices.phase is NoticePhase.ENDED:
+            self._ended.set()
+        return instructions
+
+    def _ask_all(self, instructions: Iterable[NoticeInstruction]) -> None:
+        """Carry out instructions, and wait for the store's answers."""
+        for instruction in instructions:
+            if isinstance(instruction, AskStore):
+                self._ask(instruction)
+            else:
+                self._post([instruction])
+
+    def _post(self, instructions: Iterable[NoticeInstruction]) -> None:
+        """Carry out instructions, and don't wait for the store: the workers must not wait."""
+        for instruction in instructions:
+            if isinstance(instruction, AskStore | AskAgain):
+                start_in_thread(partial(self._ask, instruction), instruction.purpose)
+            elif isinstance(instruction, PassOn):
+                self._pass_on(instruction.outcome)
+
+    def _pass_on(self, outcome: RoundOutcome) -> None:
+        self._is_known.set()
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
         self._wake()
 
-    def _wait_for_fatal_failure(self) -> None:
-        """Poll for the fatal failure of a third node until this node enters the next round."""
+    def _ask(self, request: AskStore | AskAgain) -> None:
+        """Carry out a request within its limit, and what follows from its answer."""
+
+        def ask() -> Answered | Unanswered:
+            is_new = isinstance(request, AskAgain) or self._connection is None
+            store = connect_to_store(self._store) if is_new else self._connection
+            answer = self._carry_out(request, store)
+            if isinstance(request, AskAgain) and isinstance(answer, Answered):
+                self._connection = store
+            return answer
+
+        call, seconds = partial(try_call, ask, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS
+        answer, _ = call_with_timeout(call, seconds, request.purpose) or (None, None)
+        self._post(self._handle(answer or Unanswered(request.request)))
+
+    def _carry_out(self, request: AskStore | AskAgain, store: Any) -> Answered | Unanswered:
+        # errors are ignored here: the listening thread notices a lost store
+        values, _ = try_call(partial(carry_out, store, request.operations), dist.DistError)
+        return Unanswered(request.request) if values is None else Answered(request.request, values)
+
+    def _ask_within_limit(self, ask: Callable[[Any], Any], doing: str) -> Any:
+        """Return what `ask` returns for a connection to the store, or None."""
+
+        def ask_connected() -> Any:
+            return ask(self._connection or connect_to_store(self._store))
+
+        call, seconds = (
+            partial(try_call, ask_connected, dist.DistError),
+            time_limits.STORE_TIMEOUT_SECONDS,
+        )
+        found, _ = call_with_timeout(call, seconds, doing) or (None, None)
+        return found
+
+    # --- the listening thread ---------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        with suppress_internal_errors("waiting for the round's outcome"):
+            events: deque[NoticeEvent] = deque([ListeningBegan()])
+            while events:
+                for instruction in self._handle(events.popleft()):
+                    answer = self._carry_out_listening(instruction)
+                    events.extend(() if answer is None else (answer,))
+                if not events and self._await_deadline():
+                    events.append(TimePassed())
+
+    def _await_deadline(self) -> bool:
+        """Wait for the deadline; return whether it has come, rather than the end."""
+        deadline = self._notices.deadline
+        return deadline is not None and not self._ended.wait(max(deadline - time.monotonic(), 0.0))
+
+    def _carry_out_listening(self, instruction: NoticeInstruction) -> NoticeEvent | None:
+        match instruction:
+            case Connect():
+                return self._try_to_listen(self._connect)
+            case AwaitOutcome():
+                return self._try_to_listen(self._await_outcome)
+            case CheckHost():
+                return HostChecked(is_host_listening(self._store))
+            case PollFatalFailure():
+                return self._try_to_listen(self._poll_fatal_failure)
+            case _:
+                self._ask_all([instruction])
+                return None
+
+    def _try_to_listen(self, call: Callable[[], NoticeEvent]) -> NoticeEvent:
         try:
-            while not self._ended.wait(time_limits.FATAL_FAILURE_POLL_SECONDS):
-                if self._connection.check([FATAL_KEY]):
-                    failure = parse_notice(self._connection.get(FATAL_KEY))
-                    self._learn(RoundOutcome(failure=failure))
-                    if failure is not None:
-                        self._acknowledge(self._connection, failure)
-                    return
+            return call()
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            self.outcome = RoundOutcome(lost=str(error).splitlines()[0])
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.info("lost a connection to the store that the agents share: %s", why)
+            return ConnectionBroke(why)
 
-    def _receive_outcome(self) -> RoundOutcome:
-        while True:
-            try:
-                self._connection = connect_to_store(self._store)
-                self._waiting = store = connect_to_store(self._store)
-                store.wait([OUTCOME_KEY], MAX_ROUND_DURATION)
-                failure = parse_notice(store.get(OUTCOME_KEY))
-                if failure is None:
-                    return RoundOutcome(finished=True)
-                self._acknowledge(store, failure)
-                return RoundOutcome(failure=failure)
-            except (dist.DistNetworkError, dist.DistStoreError) as error:
-                # A connection may break although the host is alive, so reconnect. But a dying host
-                # closes its port only a moment after its connections: check the port twice before
-                # concluding that the host is alive.
-                if not self._ended.is_set() and is_host_listening(self._store):
-                    time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
-                    if is_host_listening(self._store):
-                        continue
-                logger.info("lost the store that the agents share: %s", error)
-                return RoundOutcome(lost=str(error).splitlines()[0])
+    def _connect(self) -> Connected:
+        self._connection = connect_to_store(self._store)
+        self._waiting = connect_to_store(self._store)
+        self._is_open.set()
+        return Connected()
+
+    def _poll_fatal_failure(self) -> FatalFailurePolled:
+        return FatalFailurePolled(_read_fatal_failure(self._connection))
+
+    def _await_outcome(self) -> OutcomeSet:
+        self._waiting.wait([OUTCOME_KEY], MAX_ROUND_DURATION)
+        return OutcomeSet(bytes(self._waiting.get(OUTCOME_KEY)))
 
 
-def parse_notice(text: bytes) -> FailureNotice | None:
-    """Return the failure in a round's outcome, None if all nodes have finished."""
-    content = json.loads(text)
-    if content.get("finished"):
-        return None
-    known = {item.name for item in fields(FailureNotice)}
-    return FailureNotice(**{name: content[name] for name in known & content.keys()})
+def _read_fatal_failure(store: Any) -> bytes:
+    return bytes(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else b""

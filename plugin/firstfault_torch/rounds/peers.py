@@ -18,11 +18,12 @@ from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import master_address
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
 from firstfault_torch.node_context import NodeContext
+from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.protocol.restart_vote import EndRound, FollowDecision, RestartUnagreed
 from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.election import CollectedReports, LeftElection, VerdictElection
 from firstfault_torch.rounds.exit_barrier import PeersAtExit
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.rounds.restart_vote import PeersVote
@@ -82,7 +83,7 @@ class Peers:
             self._report_dead_agent,
         )
         self._listeners: list[PeerConnections | RosterPoller] = [self.liveness]
-        self.broadcast = FailureBroadcast(self._store, own, wake, self._acknowledge)
+        self.broadcast = FailureBroadcast(self._store, own, wake, self._take_failure)
         self.exit_barrier = PeersAtExit(group, node_context, self._store, self.broadcast)
         self.roster: RosterPoller | None = None
         """None if the nodes have no shared folder."""
@@ -233,11 +234,10 @@ class Peers:
             interrupt_connections(self._store)
             _join(threads)
 
-    def _acknowledge(self, store: Any, failure: FailureNotice) -> None:
-        """Record that this agent has received a failure notice and is alive."""
+    def _take_failure(self, failure: FailureNotice) -> None:
+        """A failure of any node has become known: a fatal one makes a vote pointless."""
         if failure.fatal:
             self.restart_vote.interrupt()
-        (self.restart_vote.election if failure.asks else self.settlement).acknowledge(store)
 
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Broadcast that another agent died."""

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typing_extensions import Self
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import logger
+from firstfault_torch.protocol.messages import Append, Operation, Read, SetOnce
 
 
 def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int = 0) -> int:
@@ -120,6 +122,32 @@ def set_once(store: Any, key: str, value: str | bytes) -> bytes:
     if found == (value.encode() if isinstance(value, str) else value):
         store.append(key, "")
     return found
+
+
+def carry_out(store: Any, operations: Sequence[Operation]) -> tuple[bytes, ...]:
+    """Carry out operations in their order, and return the answer to each.
+
+    Raises:
+        torch.distributed.DistError: the connection broke; some may have been carried out.
+    """
+    values: list[bytes] = []
+    is_set: set[str] = set()
+    for operation in operations:
+        if isinstance(operation, Read):
+            exists = operation.key in is_set or store.check([operation.key])
+            values.append(bytes(store.get(operation.key)) if exists else b"")
+            continue
+        if isinstance(operation, Append):
+            store.append(operation.key, operation.value)
+            values.append(b"")
+            is_set.add(operation.key)
+        elif isinstance(operation, SetOnce):
+            values.append(set_once(store, operation.key, operation.value))
+            is_set.add(operation.key)
+        else:
+            found = store.compare_set(operation.key, operation.before, operation.value)
+            values.append(bytes(found))
+    return tuple(values)
 
 
 def connect_to_store(store: Any) -> Any:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from firstfault.exceptions.exceptions_in_text import format_exception
 from firstfault.exceptions.first_cause import find_own_frames, join_frames
-from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import (
     CollectiveProgress,
     ExceptionInfo,

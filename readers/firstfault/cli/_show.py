@@ -173,7 +173,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         if uri == _STDIN:
             attempt = _read_stdin(options, paths, is_read_twice=forms.as_brief)
         else:
-            uri = cli.resolved(uri)
+            uri = cli.resolve_uri(uri)
             attempt = read(uri, options, paths)
     except ObjectNotFoundError as error:
         cli.fail(str(error))

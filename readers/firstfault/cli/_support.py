@@ -148,7 +148,7 @@ SCHEMES_GROUP = "firstfault.schemes"
 """Entry-point group: the scheme, and a function from a URI to the attempt's output prefix."""
 
 
-def resolved(uri: str) -> str:
+def resolve_uri(uri: str) -> str:
     """Return the output prefix that a URI refers to, or `uri` itself if no installed distribution
     supports its scheme.
 

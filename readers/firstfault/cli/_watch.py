@@ -86,7 +86,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     forms = Forms(**given)
     options = ReadOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
-    following: str | None = _find_attempt(cli.resolved(find_uri(uri, last=last)))
+    following: str | None = _find_attempt(cli.resolve_uri(find_uri(uri, last=last)))
     code: int = cli.EXIT.OK
     while following is not None:
         uri = following

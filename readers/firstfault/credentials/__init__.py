@@ -1,10 +1,10 @@
 """Finds credentials in texts and replaces them by ``***``.
 
 There are two kinds of rules, both rows of the table ``credentials.toml``. A shape matches a
-credential by its own form, such as a token with a known prefix (`shapes`). The second kind matches
-the value that follows a name such as ``password`` (`names`, `named_values`); `literals` decides
-whether that value is a literal, or code and ordinary text. Platform operators add their own rules
-in ``FIRSTFAULT_REDACT`` (`custom_rules`).
+credential by its own form, such as a token with a known prefix (`shapes`, which also has URLs with
+passwords). The second kind matches the value that follows a name such as ``password`` (`names`,
+`named_values`); `literals` decides whether that value is a literal, or code and ordinary text.
+Platform operators add their own rules in ``FIRSTFAULT_REDACT`` (`custom_rules`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 from firstfault.credentials import shapes
 from firstfault.credentials.custom_rules import redact_custom_matches
 from firstfault.credentials.named_values import redact_named_values
-from firstfault.credentials.shapes import redact_shapes
-from firstfault.credentials.url_passwords import redact_url_passwords
+from firstfault.credentials.shapes import redact_shapes, redact_url_passwords
 from firstfault.utils.lazy_pattern import find_patterns
 
 MAX_PASSES = 4

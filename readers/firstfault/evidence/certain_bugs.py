@@ -1,5 +1,5 @@
-"""Finds failures that another attempt would only repeat,
-because they depend on nothing outside of the program.
+"""Find failures that another attempt would only repeat, because they depend on nothing outside of
+the program, and say why that isn't known of the rest, in words for the row Retry of a report.
 
 The list is positive: a failure that isn't in ``certain_bugs.toml`` may be temporary, for all that
 is known.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.evidence.signatures import Pattern
+from firstfault.evidence.texts import is_unexplained_write
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import (
     CAUSE_SENTENCE,
@@ -22,7 +23,8 @@ from firstfault.exceptions.exceptions_in_text import (
     get_short_name,
 )
 from firstfault.exceptions.first_cause import iter_exceptions
-from firstfault.model import ExceptionInfo, WorkerError
+from firstfault.model import ExceptionInfo, Scope, Verdict, WorkerError
+from firstfault.model.failure import ABOUT_CATEGORIES
 from firstfault.utils.toml import parse_toml
 
 _USAGE_EXIT_CODE = 2
@@ -179,3 +181,56 @@ def _find_usage_error(failure: WorkerError, exit_code: str) -> str:
     if exit_code != str(_USAGE_EXIT_CODE):
         return ""
     return reason if pattern.search(failure.printed[-_USAGE_CHARS_READ:]) is not None else ""
+
+
+FINISHED_REASON = "the job had finished, so its results are there"
+TIME_LIMIT_REASON = "the attempt reached its time limit"
+_UNKNOWN_CAUSE_REASON = "nothing shows whether the same would happen again"
+_NO_PROOF_REASON = "maybe temporary, but that isn't proven"
+_UNEXPLAINED_WRITE_REASON = (
+    "a write failed without a reason: the disk may have been full, or over its quota"
+)
+_ADVICE_FOR_FLYTE = " (to allow retries, raise a recoverable error)"
+CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
+"""Categories that describe how a process ended, not why."""
+RETRY_REQUESTS = {"FlyteRecoverableException", "RecoverableError"}
+"""Exceptions with which a program requests a retry."""
+
+
+def explain_unknown(verdict: Verdict, *, is_of_flyte: bool) -> str:
+    """Return why it isn't known whether a retry would help; for Flyte 1, with advice."""
+    reason = _describe_doubt(verdict)
+    return f"{reason}{_ADVICE_FOR_FLYTE}" if is_of_flyte and reason == _NO_PROOF_REASON else reason
+
+
+def _describe_doubt(verdict: Verdict) -> str:
+    if verdict.scope is Scope.UNDETERMINED:
+        return _UNKNOWN_CAUSE_REASON
+    if verdict.is_at_time_limit:
+        return TIME_LIMIT_REASON
+    if reason := explain_replaced_request(verdict.root):
+        return reason
+    if (
+        verdict.category == "storage"
+        and verdict.root is not None
+        and is_unexplained_write(verdict.root)
+    ):
+        return _UNEXPLAINED_WRITE_REASON
+    if verdict.category in CATEGORIES_WITHOUT_CAUSE:
+        return _UNKNOWN_CAUSE_REASON
+    against = ABOUT_CATEGORIES.get(verdict.category, {}).get("against")
+    return f"{against}, but that isn't proven" if against else _NO_PROOF_REASON
+
+
+def explain_replaced_request(root: WorkerError | None) -> str:
+    """Return a sentence if the program replaced an exception that requests a retry, else ""."""
+    if root is None or root.exception is None or root.recoverable:
+        return ""
+    # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception
+    # counts
+    raised = root.exception
+    outer, *inner = (
+        link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members)
+    )
+    request = next((name for name in inner if name in RETRY_REQUESTS), None)
+    return f"{outer} replaced {request}, and isn't recoverable itself" if request else ""

@@ -20,7 +20,7 @@ from firstfault.evidence.library_calls import (
 )
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
-from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.ending_exception import find_ending_exception, find_original_failure
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fatal_text import (
     extract_fatal_text,
@@ -35,7 +35,6 @@ from firstfault.exceptions.first_cause import (
 )
 from firstfault.exceptions.flytekit_files import is_output_error
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
-from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import (

@@ -152,10 +152,10 @@ class Diagnosis:
 
 def diagnose(job: model.JobErrors) -> Diagnosis:
     """Classify the failures of the judged round. Pure: the same job gives the same diagnosis."""
-    classified = classify_failures(job)
     clocks = Clocks(job)
-    classified = _set_aside_finished_ranks(classified, clocks)
-    return Diagnosis(job, classified, clocks, _count_blame(job, classified))
+    classified = classify_failures(job)
+    blame_counts = _count_blame(job, classified)
+    return Diagnosis(job, _set_aside_finished_ranks(classified, clocks), clocks, blame_counts)
 
 
 def _set_aside_finished_ranks(

@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 from firstfault.evidence.classification import ClassifiedFailure, classify_failures, is_own_fault
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.hangs import OutOfStep, find_ranks_out_of_step
+from firstfault.exceptions.ending_exception import find_printed_tries
+from firstfault.exceptions.exceptions_in_text import format_exception
 from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions
-from firstfault.exceptions.retried_step import find_printed_tries
-from firstfault.exceptions.stack_dumps import THREAD_HEADER, get_stack_dumps, parse_frames
-from firstfault.exceptions.stack_position import is_process_group_code
-from firstfault.exceptions.traceback_format import format_exception
+from firstfault.exceptions.stack_position import (
+    THREAD_HEADER,
+    get_stack_dumps,
+    is_process_group_code,
+    parse_frames,
+)
 from firstfault.model import HandledException, JobErrors, WorkerError
 
 _MAX_CALLS_BEHIND = 8

@@ -38,10 +38,10 @@ from firstfault.evidence.progress import (
     parse_reported_wait,
 )
 from firstfault.evidence.unreported import find_agentless_exits, map_unfailed_ranks_to_nodes
+from firstfault.exceptions.exceptions_in_text import format_place
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
-from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.utils.lazy_pattern import LazyPattern

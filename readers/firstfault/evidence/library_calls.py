@@ -4,6 +4,7 @@ a bad configuration.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,8 +14,9 @@ from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.first_cause import (
     find_causes,
     iter_exceptions,
-    list_innermost_library_calls,
+    join_frames,
 )
+from firstfault.exceptions.source_files import is_library_file
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 
@@ -51,7 +53,7 @@ def classify_by_library_call(
         is_cut or (classification.role is Role.PRIMARY and not classification.is_specific)
     ):
         return classification
-    called = list_innermost_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
+    called = _list_innermost_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
     if any(map(_CHECKPOINT_LOADER.search, called)):
         return replace(classification, role=Role.PRIMARY, category="checkpoint")
     return (
@@ -80,7 +82,17 @@ def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
     """Whether a command line or configuration parser raised,
     directly or in a function that it called.
     """
-    return _is_parser_called(list_innermost_library_calls(exception))
+    return _is_parser_called(_list_innermost_library_calls(exception))
+
+
+def _list_innermost_library_calls(exception: ExceptionInfo) -> list[str]:
+    """Return "file function" of the library frames below the program's last frame on the
+    way to the first cause.
+    """
+    causes = find_causes(exception)
+    frames = join_frames([*causes.wrappers, causes.first])[::-1]
+    inner = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
+    return [f"{frame.file} {frame.function}" for frame in inner]
 
 
 # Functions of libraries that read a command line or a configuration

@@ -22,14 +22,13 @@ from firstfault.evidence.signatures import (
 )
 from firstfault.exceptions import first_cause
 from firstfault.exceptions.ending_exception import find_ending_exception
-from firstfault.exceptions.exceptions_in_text import add_remote_cause, get_short_name
+from firstfault.exceptions.exceptions_in_text import add_remote_cause, format_place, get_short_name
 from firstfault.exceptions.fatal_text import (
     extract_fatal_text,
     find_cpp_exception,
     find_telling_line,
 )
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, strip_line_prefixes
-from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError, Writer
 from firstfault.model.failure import get_shell_signal
 from firstfault.utils.lazy_pattern import LazyPattern

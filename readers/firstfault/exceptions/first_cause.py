@@ -7,7 +7,6 @@ catches the `KeyError`, and fails in the handler for another reason.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -126,16 +125,6 @@ def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
         yield link
         for member in link.members:
             yield from iter_exceptions(member)
-
-
-def list_innermost_library_calls(exception: ExceptionInfo) -> list[str]:
-    """Return "file function" of the library frames below the program's last frame on the
-    way to the first cause.
-    """
-    causes = find_causes(exception)
-    frames = join_frames([*causes.wrappers, causes.first])[::-1]
-    inner = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
-    return [f"{frame.file} {frame.function}" for frame in inner]
 
 
 def find_own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:

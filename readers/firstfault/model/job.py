@@ -368,7 +368,7 @@ def node_label(key: NodeKey) -> str:
     )
 
 
-def of_newest_incarnations(
+def select_newest_incarnations(
     entries: Sequence[NodePresence], newest: dict[NodeKey, int] | None = None
 ) -> list[NodePresence]:
     """Drop entries of a node's earlier incarnations.
@@ -398,7 +398,7 @@ def nodes_done(
     """
     entries = list(roster)
     last = max((entry.place.round for entry in entries), default=0)
-    current = of_newest_incarnations([entry for entry in entries if entry.place.round == last])
+    current = select_newest_incarnations([entry for entry in entries if entry.place.round == last])
     expected = expected_nodes or max((entry.place.group_world_size for entry in current), default=0)
     return expected > missing and len(nodes_reported(current)) >= expected - missing
 

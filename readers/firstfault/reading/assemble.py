@@ -35,7 +35,7 @@ from firstfault.model.job import (
     node_order,
     nodes_done,
     nodes_reported,
-    of_newest_incarnations,
+    select_newest_incarnations,
 )
 
 _MAX_LISTED_NAMES = 5
@@ -113,7 +113,9 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     history = [document for document in snapshot.documents if not judged.has(document)]
     of_round = [entry for entry in snapshot.roster if entry.place.round == judged.number]
     roster = tuple(
-        sorted(of_newest_incarnations(of_round, judged.newest_incarnations), key=_build_roster_key)
+        sorted(
+            select_newest_incarnations(of_round, judged.newest_incarnations), key=_build_roster_key
+        )
     )
     without_receipts = [
         replace(

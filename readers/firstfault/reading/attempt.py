@@ -32,7 +32,7 @@ from firstfault.reading.listing import ListedDocument, Listing, begin_listing, l
 from firstfault.reading.request import Patience, Request
 from firstfault.store import ObjectInfo, ReadableStore
 from firstfault.utils.loggers import get_logger
-from firstfault.utils.run_sync import attempted, each, gathered
+from firstfault.utils.run_sync import gather_all, map_concurrently, try_await
 
 logger = get_logger(__name__)
 
@@ -52,7 +52,7 @@ async def read_job(store: ReadableStore, request: Request) -> JobErrors:
         StoreError: the folder could not be listed, or the layout's only document could not be read.
     """
     known, done = await await_nodes(store, request.layout, request.patience)
-    job = await look(store, request, known)
+    job = await read_once(store, request, known)
     return replace(job, settled=done or request.patience.seconds <= 0)
 
 
@@ -75,7 +75,9 @@ async def follow(
             listing = await list_everything(store, request.layout, begun)
             # opening documents is the expensive part, so skip it while the listing is unchanged
             if (state := listing.get_state()) != listed_state:
-                job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
+                job = await _ListingReader(
+                    *await fetch.add_copies(store, listing), request, known
+                ).read()
                 listed_state = state
         except StoreUnavailableError as error:
             logger.warning("the storage does not answer, retrying: %s", error)
@@ -90,7 +92,7 @@ async def follow(
         )
 
 
-async def look(
+async def read_once(
     store: ReadableStore, request: Request, known: Mapping[str, NodePresence] | None = None
 ) -> JobErrors:
     """List an attempt, read it once, and return the job.
@@ -105,7 +107,9 @@ async def look(
     """
     layout = request.layout
     if layout.document:
-        return request.job_of(fetch.sorted_out([await fetch.read_document(store, layout.document)]))
+        return request.job_of(
+            fetch.build_snapshot([await fetch.read_document(store, layout.document)])
+        )
     begun = None
     if store.has_ordered_pages and request.find_needs(()).documents is DocumentsNeeded.EARLIEST:
         snapshot, begun = await _read_first(store, layout)
@@ -120,8 +124,8 @@ async def look(
     listing = await list_everything(
         store, layout, begun, fetch.find_part_starts(copies or {}, layout)
     )
-    return await _Look(
-        *await fetch.with_copies(store, listing, copies), request, dict(known or {})
+    return await _ListingReader(
+        *await fetch.add_copies(store, listing, copies), request, dict(known or {})
     ).read()
 
 
@@ -156,7 +160,7 @@ async def await_nodes(
             if is_error_file(item.name) and item.name not in known
         ]
         read, bad = await fetch.read_roster(store, new)
-        # an unreadable entry counts by its name for now, and `look` tries to read it again
+        # an unreadable entry counts by its name for now, and `read_once` tries to read it again
         known.update(read)
         unreadable.update(item.name for item in bad)
         roster = list(known.values())
@@ -211,7 +215,9 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         first = selection.find_first_documents(listing, newest) if listing.is_sorted else []
         if not first or listing.all_nodes_bundles:
             return None, listing
-        documents = await each(read, [*map(listing.get_object, first), *listing.flyte_error_files])
+        documents = await map_concurrently(
+            read, [*map(listing.get_object, first), *listing.flyte_error_files]
+        )
     finally:
         await asyncio.gather(*early_reads.values(), return_exceptions=True)
     opened = dict(zip(first, documents, strict=False))
@@ -234,7 +240,7 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         listing.documents, listing.find_last_round(), newest or {}
     )
     return (
-        fetch.sorted_out(
+        fetch.build_snapshot(
             documents, notes=(note,), unopened=selection.summarize_unopened(current, opened)
         ),
         listing,
@@ -244,7 +250,7 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
 # --- all documents, or several of each fault ------------------------------------------------------
 
 
-class _Look:
+class _ListingReader:
     """Read the documents of one listing."""
 
     def __init__(
@@ -277,7 +283,7 @@ class _Look:
         documents = self._listing.documents
         is_small = len(documents) <= selection.MAX_SMALL_ATTEMPT_FILES
         opening = self._open(documents if is_small else ())
-        await gathered(self._read_roster(), self._read_rest(), self._read_restarts(), opening)
+        await gather_all(self._read_roster(), self._read_rest(), self._read_restarts(), opening)
         named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
         self._listed = (
             {name: item for item in documents if (name := str(item.key)) in named} if named else {}
@@ -290,7 +296,7 @@ class _Look:
         return self._assemble_job()
 
     async def _read_rest(self) -> None:
-        self._rest = await each(
+        self._rest = await map_concurrently(
             self._read, [*self._listing.unknown_documents, *self._listing.flyte_error_files]
         )
 
@@ -307,7 +313,11 @@ class _Look:
     async def _open(self, documents: Iterable[ListedDocument]) -> None:
         new = [document for document in documents if document not in self._opened]
         self._opened.update(
-            zip(new, await each(self._read, map(self._listing.get_object, new)), strict=True)
+            zip(
+                new,
+                await map_concurrently(self._read, map(self._listing.get_object, new)),
+                strict=True,
+            )
         )
 
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
@@ -366,7 +376,7 @@ class _Look:
             # one wrong name makes the grouping by names unreliable, so open all documents
             if not all(selection.agrees_with_name(document.key, error) for document, error in read):
                 return False
-            named, why = await attempted(self._find_more_ranks(needs))
+            named, why = await try_await(self._find_more_ranks(needs))
             if named is None:  # a broken third-party strategy must not abort the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
             unopened = [document for document in self._current if document not in self._opened]
@@ -416,7 +426,7 @@ class _Look:
         )
         unopened = selection.summarize_unopened(self._current, self._opened)
         return replace(
-            fetch.sorted_out([*self._opened.values(), *self._rest], notes, unopened),
+            fetch.build_snapshot([*self._opened.values(), *self._rest], notes, unopened),
             roster=tuple(self._roster.values()),
             foreign=tuple(self._listing.foreign_files),
             unopened_history=sum(document not in self._opened for document in self._history),

@@ -32,7 +32,7 @@ from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
 from firstfault.store import ObjectInfo, Page, ReadableStore, join, sort_by_name
 from firstfault.utils.loggers import get_logger
-from firstfault.utils.run_sync import each
+from firstfault.utils.run_sync import map_concurrently
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
@@ -124,7 +124,9 @@ async def read_roster(
         agrees = key is None or key == RosterKey.parse(roster_key_for(entry, key.uuid))
         return entry if agrees else Unreadable(item.base, "it contradicts its name")
 
-    results = dict(zip((item.base for item in items), await each(read, items), strict=True))
+    results = dict(
+        zip((item.base for item in items), await map_concurrently(read, items), strict=True)
+    )
     entries = {name: result for name, result in results.items() if isinstance(result, NodePresence)}
     bad = [result for result in results.values() if isinstance(result, Unreadable)]
     for item in bad:
@@ -155,7 +157,7 @@ async def _open_object(
         return Unreadable(item.base, str(error))
 
 
-def sorted_out(
+def build_snapshot(
     read: Iterable[WorkerError | Seal | Unreadable],
     notes: tuple[str, ...] = (),
     unopened: tuple[Unopened, ...] = (),
@@ -196,11 +198,13 @@ async def read_restarts(
     kinds: dict[str, list[ObjectInfo]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.name):
         kinds[item.base[: -len("-00000-0000000.json")]].append(item)
-    records = await each(read, [item for kind in kinds.values() for item in kind[-_MAX_RESTARTS:]])
-    return oldest_first(record for record in records if record is not None)
+    records = await map_concurrently(
+        read, [item for kind in kinds.values() for item in kind[-_MAX_RESTARTS:]]
+    )
+    return select_restarts(record for record in records if record is not None)
 
 
-def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
+def select_restarts(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
     """Return one record of each restart, oldest first; of several nodes' records,
     the agents' common decision wins.
     """
@@ -235,7 +239,7 @@ async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, 
     )
 
 
-async def with_copies(
+async def add_copies(
     store: ReadableStore, listing: Listing, copies: Mapping[str, bytes] | None = None
 ) -> tuple[ReadableStore, Listing]:
     """Return a store that reads copies first, and the listing,

@@ -17,7 +17,7 @@ from firstfault.layout import (
     join_name,
 )
 from firstfault.store import ObjectInfo, Page, ReadableStore
-from firstfault.utils.run_sync import each, gathered
+from firstfault.utils.run_sync import gather_all, map_concurrently
 
 _BEFORE_FLYTE_FILES = "error"
 """Sorts before Flyte's own error files, which sort before our folders."""
@@ -183,7 +183,7 @@ async def begin_listing(
     async def list_names_behind_keys() -> None:
         listing.resume_name_behind_keys = _add_page(listing, await store.page(end), None)
 
-    await gathered(list_first_documents(), list_names_behind_keys())
+    await gather_all(list_first_documents(), list_names_behind_keys())
     return listing
 
 
@@ -218,7 +218,7 @@ async def list_everything(
             while start is not None and begun.is_sorted:
                 start = _add_page(begun, await store.page(start), end)
 
-        await each(read_part, parts, _MAX_CONCURRENT_PARTS)
+        await map_concurrently(read_part, parts, _MAX_CONCURRENT_PARTS)
         if begun.is_sorted:
             return begun
     listing = Listing(layout)
@@ -230,7 +230,9 @@ async def list_everything(
             for item in items
         )
 
-    await gathered(*map(read, (layout.errors, layout.roster, *([""] if layout.has_stock else []))))
+    await gather_all(
+        *map(read, (layout.errors, layout.roster, *([""] if layout.has_stock else [])))
+    )
     return listing
 
 

@@ -109,7 +109,7 @@ class FolderKeeper:
         self._touched = time.monotonic()
         self._lock: FolderLock | None = None
 
-    def look(self) -> bool:
+    def restore_removed_files(self) -> bool:
         """Restore what a cleaner has removed; return whether the recorder has to
         listen on a new socket.
 

@@ -34,7 +34,7 @@ from firstfault.recorder.termination_message import (
     write_termination_message,
 )
 from firstfault.recorder.uploads import Uploads, log_line
-from firstfault.utils.run_sync import attempted
+from firstfault.utils.run_sync import try_await
 from firstfault.utils.text import parse_json
 
 _SHORTAGE_BEGIN_SHARE, _SHORTAGE_END_SHARE = 0.95, 0.9
@@ -58,7 +58,7 @@ def serve(folder: NodeFolder, settings: Settings) -> None:
 
 
 async def _run(folder: NodeFolder, settings: Settings) -> None:
-    _, error = await attempted(_Server(folder, settings).live())
+    _, error = await try_await(_Server(folder, settings).live())
     if error:
         log_line(f"ended by {error}")
     folder.remove()
@@ -107,7 +107,7 @@ class _Server:
 
     async def _prepare(self) -> None:
         await self._uploads.warm()
-        await attempted(asyncio.to_thread(remove_stale_folders, self._folder))
+        await try_await(asyncio.to_thread(remove_stale_folders, self._folder))
         await asyncio.sleep(time_limits.IMPORT_DELAY_SECONDS)
         await asyncio.to_thread(load_document_writer)  # before the agent dies
 
@@ -118,12 +118,12 @@ class _Server:
         # A loop for weeks: a full disk, or a moment without memory or threads, costs one turn.
         while True:
             self._memory.sample()
-            await attempted(self._warn_of_shortage())
-            await attempted(self._keep_folder())
+            await try_await(self._warn_of_shortage())
+            await try_await(self._keep_folder())
             await asyncio.sleep(time_limits.MEMORY_SAMPLE_INTERVAL_SECONDS)
 
     async def _keep_folder(self) -> None:
-        if not self._keeper.look():
+        if not self._keeper.restore_removed_files():
             return
         # The old socket still listens, but nobody can reach it without its file.
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -217,7 +217,7 @@ class _Server:
             self._uploads,
             self._settings.deadline_seconds,
         )
-        _, error = await attempted(report.upload())
+        _, error = await try_await(report.upload())
         if error:
             log_line(f"the agent's death was not recorded: {error}")
         # Surviving workers may still send documents: stay until no request is open and none has

@@ -17,7 +17,7 @@ from firstfault.recorder.spool import Spool
 from firstfault.recorder.time_limits import SLOW_UPLOAD_SECONDS
 from firstfault.store import Store, open_store
 from firstfault.utils.brief_threads import BriefThreads
-from firstfault.utils.run_sync import attempted, run_sync
+from firstfault.utils.run_sync import run_sync, try_await
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Uploads:
     async def _open(self) -> None:
         async with self._opening:
             if self._store is None:
-                self._store, self._open_error = await attempted(self._opened())
+                self._store, self._open_error = await try_await(self._opened())
 
     async def _opened(self) -> Store:
         # importing the storage's client is slow; the loop must accept connections in the meantime
@@ -180,7 +180,7 @@ class Uploads:
         if self._store is None:
             return None, self._open_error
         async with self._slots:
-            return await attempted(call(self._store))
+            return await try_await(call(self._store))
 
     async def _put(self, target: Target, data: bytes) -> model.Receipt:
         is_written, error = await self._with_store(lambda store: target.write(store, data))
@@ -213,11 +213,11 @@ def log_line(text: str) -> None:
 def _load_client(output_prefix: str) -> None:
     """Open the store once, which imports its client."""
 
-    async def look() -> None:
+    async def open_once() -> None:
         async with open_store(output_prefix):
             pass
 
-    run_sync(look())
+    run_sync(open_once())
 
 
 def read_if_exists(file: Path) -> bytes | None:

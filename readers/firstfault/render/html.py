@@ -19,14 +19,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from firstfault.exceptions.first_cause import find_own_frames
-from firstfault.exceptions.stack_dumps import format_stack_dump
-from firstfault.exceptions.stack_position import locate_main_thread
-from firstfault.exceptions.traceback_format import (
+from firstfault.exceptions.exceptions_in_text import (
     format_exception,
     group_frames_by_library,
     list_causes_first,
 )
+from firstfault.exceptions.first_cause import find_own_frames
+from firstfault.exceptions.stack_position import format_stack_dump, locate_main_thread
 from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.render.drawings import build_timeline, node_map
 from firstfault.render.json_report import json_report

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from firstfault.exceptions.stack_dumps import format_stack_dump
-from firstfault.exceptions.traceback_format import format_exception
+from firstfault.exceptions.exceptions_in_text import format_exception
+from firstfault.exceptions.stack_position import format_stack_dump
 from firstfault.model import WorkerError
 from firstfault.render.folding import count_columns, expand_tabs, fold
 from firstfault.render.plain_lines import encodable, to_one_row

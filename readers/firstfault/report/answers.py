@@ -9,11 +9,10 @@ from firstfault.conclude import UNUSED_RESTARTS
 from firstfault.evidence.library_calls import is_raised_by_loader_signal
 from firstfault.evidence.texts import is_unexplained_write
 from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.exceptions_in_text import format_place
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.source_files import is_library_file
-from firstfault.exceptions.stack_dumps import find_crash_frames
-from firstfault.exceptions.stack_position import locate_main_thread
-from firstfault.exceptions.traceback_format import format_place
+from firstfault.exceptions.stack_position import find_crash_frames, locate_main_thread
 from firstfault.model import (
     CATEGORIES,
     Action,

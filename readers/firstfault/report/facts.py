@@ -15,7 +15,7 @@ from firstfault.report.formatting import (
     format_time,
     shorten_list,
 )
-from firstfault.strategies.hang_times import has_computed_time
+from firstfault.strategies.reasons import has_computed_time
 from firstfault.utils.text import counted, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from firstfault.doubts import RETRY_REQUESTS
+from firstfault.evidence.certain_bugs import RETRY_REQUESTS
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
 from firstfault.model.failure import ABOUT_CATEGORIES, JOB_END_CODES, OF_LOGS, TEARDOWN

@@ -7,8 +7,7 @@ import re
 from firstfault.evidence.texts import find_message, has_reached_end
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS, TEARDOWN
-from firstfault.strategies.headlines import describe_failure
-from firstfault.strategies.log_prefixes import strip_log_prefixes
+from firstfault.strategies.headlines import describe_failure, strip_log_prefixes
 from firstfault.utils.text import one_line, size
 
 _MAX_LINE_CHARACTERS = 200

@@ -12,7 +12,7 @@ from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks, shorten_list
 from firstfault.report.states import State
-from firstfault.strategies.hang_times import has_computed_time
+from firstfault.strategies.reasons import has_computed_time
 from firstfault.utils.text import counted
 
 _MAX_RANKS_CHARACTERS = 60

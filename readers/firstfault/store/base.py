@@ -258,7 +258,7 @@ class Store(abc.ABC):
             raise converted
         return converted
 
-    async def create_after_look(self, path: str, data: bytes) -> bool:
+    async def create_after_check(self, path: str, data: bytes) -> bool:
         """Write an object unless it exists, on a storage without conditional writes."""
         with contextlib.suppress(FileNotFoundError):
             if await self.exists_once(path):

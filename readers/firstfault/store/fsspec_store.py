@@ -194,7 +194,7 @@ class FsspecStore(Store):
             return await asyncio.to_thread(self._write_part, full_path, data, _move_unless_exists)
         option = self._find_create_option()
         if option is None:
-            return await self.create_after_look(path, data)
+            return await self.create_after_check(path, data)
         try:
             await self._send_request("pipe_file", full_path, data, **option)
         except FileExistsError:
@@ -207,7 +207,7 @@ class FsspecStore(Store):
                 return False
             if code not in _UNKNOWN_CONDITION_CODES and type(error).__name__ != _UNKNOWN_PARAMETER:
                 raise
-            return await self.create_after_look(path, data)
+            return await self.create_after_check(path, data)
         return True
 
     def _find_create_option(self) -> dict[str, Any] | None:

@@ -152,11 +152,11 @@ class ObstoreStore(Store):
                 raise StoreUnavailableError(f"another process writes {path}") from error
             return False
         except (NotImplementedError, obstore.exceptions.NotSupportedError):
-            return await self.create_after_look(path, data)
+            return await self.create_after_check(path, data)
         except obstore.exceptions.GenericError as error:
             if _find_group(HTTP_STATUS, str(error)) != NOT_IMPLEMENTED_STATUS:
                 raise
-            return await self.create_after_look(path, data)
+            return await self.create_after_check(path, data)
         return True
 
     async def exists_once(self, path: str) -> bool:

@@ -4,8 +4,7 @@ A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a pla
 Register it with `register_strategy`, or in the entry-point group ``firstfault.strategies`` of your
 distribution.
 
-- `registry`: finds a strategy by its name.
-- `running`: runs one, and finds the documents that it needs.
+- `registry`: finds a strategy by its name, runs it, and finds the documents that it needs.
 - `verdicts`, `headlines`: build a verdict from a root cause.
 - `rules`: the default strategy, ``evidence``. To add a rule for a new cause, start there. Its
   verdicts are built by `fault_verdict`, `inferred_verdict` and `unknown_verdict`, with `reasons`.
@@ -23,8 +22,6 @@ from firstfault.strategies.registry import (
     register_strategy as register_strategy,
     list_strategy_names as list_strategy_names,
     unregister_strategy as unregister_strategy,
-)
-from firstfault.strategies.running import (
     get_reading_needs as get_reading_needs,
     needs_documents as needs_documents,
     run_strategy as run_strategy,

@@ -16,7 +16,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.strategies.headlines import name_process
-from firstfault.strategies.running import needs_documents
+from firstfault.strategies.registry import needs_documents
 from firstfault.strategies.verdicts import build_verdict, find_root_candidates
 from firstfault.utils.text import duration
 

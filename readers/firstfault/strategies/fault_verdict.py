@@ -19,16 +19,24 @@ from firstfault.evidence.texts import has_reached_end
 from firstfault.evidence.unreported import are_unlisted
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.exceptions_in_text import format_place, get_short_name
+from firstfault.exceptions.fingerprint import normalize_message
+from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
-from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
-from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict, WorkerError
+from firstfault.exceptions.source_files import find_library
+from firstfault.exceptions.stack_position import (
+    PositionKind,
+    find_crash_position,
+    locate_main_thread,
+)
+from firstfault.model import FrameInfo, JobErrors, Reason, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS
-from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
 from firstfault.strategies.reasons import (
     MAX_SUSPECTS,
     STRATEGY_NAME,
     count_class,
+    describe_early_end,
     explain_wrong_clocks,
     get_failures,
 )
@@ -62,17 +70,17 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     # A rank that was stopped while it raised the same exception has the fault, too. A rank that was
     # in a finalizer that the exception passes through probably has it; a rank near that line may
     # have been about to fail.
-    stopped_raising = faults.find_ranks_stopped_raising(first, classified)
+    stopped_raising = _find_ranks_stopped_raising(first, classified)
     counted_ids = set(map(id, stopped_raising))
     stopped_unwinding = [
         item
-        for item in faults.find_ranks_stopped_unwinding(first, classified)
+        for item in _find_ranks_stopped_unwinding(first, classified)
         if id(item) not in counted_ids
     ]
     counted_ids |= set(map(id, stopped_unwinding))
     stopped_near_line = [
         item
-        for item in faults.find_ranks_stopped_in_function(first, classified)
+        for item in _find_ranks_stopped_in_function(first, classified)
         if id(item) not in counted_ids
     ]
     possibly_earlier = _find_possibly_earlier_failures(diagnosis, fault)
@@ -292,7 +300,7 @@ def _explain_stopped_ranks(
         reasons.append(Reason(text, get_failures(stopped_raising)))
     if stopped_near_line:
         position = (
-            faults.find_raise_position(stopped_near_line[0].failure)
+            _find_raise_position(stopped_near_line[0].failure)
             or locate_main_thread(stopped_near_line[0].failure).frame
         )
         name = name_process(stopped_near_line[0].failure)
@@ -388,3 +396,134 @@ def _describe_other_fault(
     is_timed = first.failure.timestamp_ns is not None and other.failure.timestamp_ns is not None
     when = when if is_timed or first.failure.place.engine != OF_LOGS else ""
     return f"{name_process(other.failure)} {other.why} too{when}"
+
+
+# --- ranks that were stopped where the first fault was raised -------------------------------------
+
+
+def _find_ranks_stopped_raising(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped while they failed in the same way as `first`.
+
+    Their exceptions were propagating, or they crashed, or they were exiting.
+    """
+    exception = first.failure.exception
+    exit_code = first.failure.exit_code or 0
+    if crashed_at := find_crash_position(first.failure):
+        return [
+            item
+            for item in _find_stopped(first, classified)
+            if find_crash_position(item.failure) == crashed_at
+        ]
+    # only a printed exception identifies the fault: other last lines, such as progress, are equal
+    # on all ranks
+    if exit_code > 0 and (last_printed := _find_last_printed(first.failure)):
+        alike = (
+            item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code
+        )
+        return [item for item in alike if _find_last_printed(item.failure) == last_printed]
+    if exception is None or find_causes(exception).wrappers:
+        return []  # peers' errors are wrapped at the same line
+    frames = find_first_cause(exception).frames
+    if not frames or find_library(frames[-1]) == "torch":
+        return []  # peers' errors are raised there, too
+    raised_at = format_place(frames[-1])
+    stopped_alike = []
+    for item in _find_stopped(first, classified):
+        position = locate_main_thread(item.failure)
+        # without an answer from the process, a running finalizer's position shows the line of the
+        # exception
+        if raised_at == (
+            _find_raise_position(item.failure) or (position.frame if position.is_finalizing else "")
+        ):
+            stopped_alike.append(item)
+    return stopped_alike
+
+
+def _find_last_printed(failure: WorkerError) -> tuple[str, str] | None:
+    """Return the type and text of the last exception that a process printed;
+    None if it printed none.
+    """
+    printed = find_printed_exception(failure.printed)
+    if printed is None:
+        return None
+    cause = find_first_cause(printed.exception)
+    return get_short_name(cause), normalize_message(cause.message)
+
+
+def _find_ranks_stopped_in_function(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped in the function where `first` raised,
+    or with any exception propagating.
+    """
+    exception = first.failure.exception
+    own_frames = find_own_frames(exception) if exception is not None else ()
+    return [
+        item
+        for item in _find_stopped(first, classified)
+        if own_frames and _is_near(item.failure, own_frames[-1])
+    ]
+
+
+def _find_ranks_stopped_unwinding(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
+    """Return the ranks stopped in a finalizer that the first fault's exception passed through,
+    unless it may be a peer's error.
+    """
+    exception = first.failure.exception
+    passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
+    called = {progress.group: progress.enqueued for progress in first.failure.collectives}
+    positions = [
+        (item, locate_main_thread(item.failure), item.failure.collectives)
+        for item in _find_stopped(first, classified)
+    ]
+    unknown = [
+        (item, collectives)
+        for item, position, collectives in positions
+        if position.is_finalizing and not position.raised_at and position.frame in passed
+    ]
+    # if a rank had called a collective that `first` hadn't, its exception may be the collective's
+    # error about a peer
+    return [
+        item
+        for item, collectives in unknown
+        if collectives
+        and all(progress.enqueued <= called.get(progress.group, -1) for progress in collectives)
+    ]
+
+
+def _find_raise_position(failure: WorkerError) -> str:
+    """Return where the propagating exception of a stopped process was raised, "train.py:12 in
+    step", or an empty string if no exception was propagating.
+    """
+    raised_at = locate_main_thread(failure).raised_at
+    return (
+        format_place(raised_at)
+        if raised_at is not None and find_library(raised_at) != "torch"
+        else ""
+    )
+
+
+def _find_stopped(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
+    return [
+        item
+        for item in classified
+        if item is not first and item.failure.stopped_by_agent and not item.waited
+    ]
+
+
+def _is_near(failure: WorkerError, raising_frame: FrameInfo) -> bool:
+    position = locate_main_thread(failure)
+    if _find_raise_position(failure):
+        return True
+    if position.kind is not PositionKind.ELSEWHERE or any(
+        progress.is_outstanding for progress in failure.collectives
+    ):
+        return False
+    file, function = raising_frame.file.rsplit("/", 1)[-1], raising_frame.function
+    return position.frame.startswith(f"{file}:") and position.frame.endswith(f" in {function}")

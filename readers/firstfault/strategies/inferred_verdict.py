@@ -11,8 +11,7 @@ from dataclasses import replace
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.exceptions.fingerprint import compute_fingerprint
-from firstfault.exceptions.stack_dumps import get_stack_dumps
-from firstfault.exceptions.stack_position import locate_main_thread
+from firstfault.exceptions.stack_position import get_stack_dumps, locate_main_thread
 from firstfault.model import Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import ABOUT_CATEGORIES, FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies import reasons

@@ -1,16 +1,24 @@
-"""The registry of strategies: built in, registered at run time, or installed as entry points."""
+"""The registry of strategies: built in, registered at run time, or installed as entry points.
+Runs a strategy on a job, and reads what the strategy declares to need.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from firstfault.errors import StrategyError, UnknownStrategyError
-from firstfault.model import JobErrors, Verdict
+from firstfault.errors import FirstFaultError, StrategyError, UnknownStrategyError
+from firstfault.model import DocumentsNeeded, JobErrors, ReadingNeeds, Seal, Verdict
+from firstfault.strategies.verdicts import build_undetermined_verdict
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from firstfault.evidence.diagnosis import Diagnosis
+
 
 ENTRY_POINT_GROUP = "firstfault.strategies"
 DEFAULT_STRATEGY = "evidence"
@@ -85,6 +93,18 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
     return _load_entry_point(strategy)
 
 
+def find_sealed_strategy(seals: Sequence[Seal]) -> AggregationStrategy:
+    """Return the strategy of a sealed verdict if it can be loaded here,
+    else the default strategy.
+    """
+    for seal in sorted(seals, key=lambda seal: seal.order):
+        try:
+            return get_strategy(seal.strategy)
+        except FirstFaultError:
+            continue  # a plug-in of the pods' image, which isn't installed here or doesn't load
+    return get_strategy(DEFAULT_STRATEGY)
+
+
 def _find_entry_points() -> tuple[EntryPoint, ...]:
     import importlib.metadata  # noqa: PLC0415 - slow, and not needed for built-in strategies
 
@@ -143,3 +163,84 @@ def _validate(name: str, strategy: object, owner: str) -> None:
         raise StrategyError(
             f"the strategy {name!r} of {owner} must be a plain function; it decides, it does no I/O"
         )
+
+
+_READING_NEEDS_ATTRIBUTE = "firstfault_reading_needs"
+_TAKES_DIAGNOSIS_ATTRIBUTE = "firstfault_takes_diagnosis"
+_Strategy = TypeVar("_Strategy", bound=Callable[..., Any])
+
+
+def needs_documents(
+    documents: DocumentsNeeded, find_more_ranks: Callable[[JobErrors], Iterable[int]] | None = None
+) -> Callable[[_Strategy], _Strategy]:
+    """Decorate a strategy that can do without some documents. `JobErrors.unopened`
+    counts the unread ones.
+
+    Args:
+        documents: how many it needs.
+        find_more_ranks: see `ReadingNeeds.find_more_ranks`.
+    """
+
+    def decorate(strategy: _Strategy) -> _Strategy:
+        setattr(strategy, _READING_NEEDS_ATTRIBUTE, ReadingNeeds(documents, find_more_ranks))
+        return strategy
+
+    return decorate
+
+
+def get_reading_needs(strategy: AggregationStrategy) -> ReadingNeeds:
+    """Return what the strategy declared with `needs_documents`;
+    by default it needs every document.
+    """
+    needs: ReadingNeeds = getattr(strategy, _READING_NEEDS_ATTRIBUTE, ReadingNeeds())
+    return needs
+
+
+def takes_diagnosis(strategy: _Strategy) -> _Strategy:
+    """Decorate a strategy that takes the job's `Diagnosis` as its second argument."""
+    setattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, True)
+    return strategy
+
+
+def run_strategy(
+    strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagnosis | None = None
+) -> Verdict:
+    """Return the strategy's verdict on a job, with the job's coverage and digest.
+
+    Without a readable failure the verdict is undetermined, and the strategy isn't called.
+
+    Args:
+        strategy: the strategy.
+        job: what was read.
+        diagnosis: the diagnosis of `job`, for a strategy that `takes_diagnosis`. With None it
+            computes its own.
+
+    Raises:
+        StrategyError: the strategy raised, or didn't return a Verdict.
+    """
+    # strategies may take `job.failures[0]` without a check
+    if not job.failures:
+        return build_undetermined_verdict(job, getattr(strategy, "__name__", "none"))
+    name = getattr(strategy, "__name__", repr(strategy))
+    try:
+        verdict = (
+            strategy(job, diagnosis)  # type: ignore[call-arg]
+            if getattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, False)
+            else strategy(job)
+        )
+    except Exception as error:  # a strategy is third-party code, so it may raise anything
+        raise StrategyError(
+            f"the strategy {name} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(verdict, Verdict):
+        raise StrategyError(
+            f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict"
+        )
+    # whatever the strategy filled in, these fields describe what was read
+    return replace(
+        verdict,
+        coverage=job.coverage,
+        settled=job.settled,
+        digest=job.digest,
+        document_count=job.document_count,
+    )

@@ -45,7 +45,6 @@ from firstfault.evidence.hangs import (
     find_stragglers,
     find_unfinished_collective,
 )
-from firstfault.evidence.positions import describe_positions
 from firstfault.evidence.unreported import (
     find_blamed_nodes,
     find_broadcast_cause,
@@ -66,7 +65,6 @@ from firstfault.model import (
 )
 from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.fault_verdict import build_fault_verdict, build_root_verdict
-from firstfault.strategies.hang_times import add_hang_begin
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, NO_PROGRESS, name_process
 from firstfault.strategies.inferred_verdict import (
     build_candidate_verdict,
@@ -74,8 +72,15 @@ from firstfault.strategies.inferred_verdict import (
     build_elimination_verdict,
     build_raised_in_hang_verdict,
 )
-from firstfault.strategies.reasons import MAX_SUSPECTS, get_failures, get_time_sort_key, to_suspects
-from firstfault.strategies.running import needs_documents, takes_diagnosis
+from firstfault.strategies.reasons import (
+    MAX_SUSPECTS,
+    add_hang_begin,
+    describe_positions,
+    get_failures,
+    get_time_sort_key,
+    to_suspects,
+)
+from firstfault.strategies.registry import needs_documents, takes_diagnosis
 from firstfault.strategies.teardown_verdict import build_teardown_verdict
 from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
 from firstfault.utils.text import counted, duration, one_line

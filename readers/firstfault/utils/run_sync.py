@@ -49,7 +49,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     return results[0]
 
 
-async def gathered(*calls: Awaitable[T]) -> list[T]:
+async def gather_all(*calls: Awaitable[T]) -> list[T]:
     """Wait until all calls have ended; return their results, or raise the first error.
 
     `asyncio.gather` raises at once while its other calls continue; if a storage client's request
@@ -64,7 +64,7 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-async def each(
+async def map_concurrently(
     call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _MAX_CONCURRENT_CALLS
 ) -> list[R]:
     """Return the results of `call` for all items, in their order;
@@ -79,11 +79,11 @@ async def each(
         for index, item in left:
             results[index] = await call(item)
 
-    await gathered(*(work() for _ in range(min(at_once, len(wanted)))))
+    await gather_all(*(work() for _ in range(min(at_once, len(wanted)))))
     return [results[index] for index in range(len(wanted))]
 
 
-async def attempted(call: Awaitable[T]) -> tuple[T | None, str]:
+async def try_await(call: Awaitable[T]) -> tuple[T | None, str]:
     """Return what a call returns, and why it failed, else an empty text.
 
     Storage clients and users' strategies raise errors of any type; the library catches every

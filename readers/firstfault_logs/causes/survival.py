@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.source_files import is_library_file
 from firstfault_logs.attempts import shows_life
-from firstfault_logs.causes.resources import ends_resource, find_specific_category
 from firstfault_logs.own_reports import COLLECTIVE_TIMEOUT
-from firstfault_logs.tracebacks import LOGGED_ERROR
+from firstfault_logs.tracebacks import LOGGED_ERROR, ends_resource, find_specific_category
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo

@@ -5,7 +5,7 @@ and whether it's at its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from firstfault.utils.lazy_pattern import LazyPattern
@@ -158,13 +158,13 @@ def has_brackets(text: str) -> bool:
     return "]" in begin and "/" in begin
 
 
+@dataclass(slots=True)
 class Loops:
     """The counters in one stream."""
 
-    def __init__(self) -> None:
-        self._loops: dict[tuple[str, int], Loop] = {}
-        self.configured: dict[str, set[int]] = {}
-        """How many epochs and steps a configuration names."""
+    configured: dict[str, set[int]] = field(default_factory=dict)
+    """How many epochs and steps a configuration names."""
+    _loops: dict[tuple[str, int], Loop] = field(default_factory=dict)
 
     @property
     def open(self) -> list[Loop]:

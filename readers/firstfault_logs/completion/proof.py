@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
-from firstfault_logs.attempts import VARYING_PART, find_progress, find_step_position
-from firstfault_logs.completion.later_starts import is_started_again
+from firstfault_logs.attempts import VARYING_PART, Progress, find_progress, find_step_position
 from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
     drop_teardown_noise,
     find_doubts,
     is_at_exit,
 )
-from firstfault_logs.completion.peers import drop_steps_of_peers, find_training_step
 from firstfault_logs.completion.rounds import (
     find_end_of_last_round,
     find_outer_bar,
+    find_summary,
     get_shape,
     is_last_round_cut,
 )
-from firstfault_logs.completion.summary import find_summary
 from firstfault_logs.completion.words import (
     FAILURE_REPORT,
     NEGATION,
@@ -38,6 +36,7 @@ from firstfault_logs.completion.words import (
     shows_more_work,
 )
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FINISHED_BAR
+from firstfault_logs.framing.ranks import DECLARED_RANK, LOGGED_RANK
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks, starts_at_program
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from firstfault_logs.completion.loops import Loop
     from firstfault_logs.framing.labels import LogRecord
     from firstfault_logs.tracebacks import Traceback
+
 
 MIN_STEPS_RESUMED = 2
 """Steps that a training prints if it goes on; a line below its end may name one,
@@ -438,3 +438,120 @@ def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:
         return False
     work = [at for at, record in enumerate(below) if shows_more_work(record.text)]
     return not work or any(_METRIC.search(record.text) for record in below[work[-1] :])
+
+
+_NOT_OF_TRAINING = LazyPattern(
+    r"""(?i)
+        \b(?:eval\w*|val|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+        [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
+    """
+)
+
+
+def find_training_step(record: LogRecord) -> Progress | None:
+    """Return the training step in a line, or None if it has none or that of an evaluation."""
+    progress = find_progress(record)
+    if progress is None or is_noise(record.text):
+        return None
+    return None if _NOT_OF_TRAINING.search(record.text) else progress
+
+
+def drop_steps_of_peers(tail: Sequence[LogRecord], number: int) -> Sequence[LogRecord]:
+    """Return the lines without steps below an end that show no further work; otherwise all lines.
+
+    A program may print all its lines when it exits if its stdout is a file or a pipe, so each
+    rank's steps are in one piece. Steps below the end belong to the same training if each line has
+    a rank, each rank's steps are above or below the end, and all ranks stop at the same step.
+
+    Args:
+        tail: the last lines of a file, in order.
+        number: of the line that reports the end.
+    """
+    last_steps: dict[int, dict[str, int]] = {}
+    above: set[int] = set()
+    dropped: set[int] = set()
+    for record in tail:
+        step = find_training_step(record)
+        if step is None:
+            continue
+        rank = _find_rank(record)
+        unit = step.what.lower()
+        is_below = record.number > number
+        if rank is None or (is_below and rank in above):
+            return tail
+        last_of_rank = last_steps.setdefault(rank, {})
+        if step.step < last_of_rank.get(unit, 0):
+            return tail
+        last_of_rank[unit] = step.step
+        dropped.update([record.number] if is_below else [])
+        above.update([] if is_below else [rank])
+    first = next(iter(last_steps.values()), None)
+    if not above or any(one != first for one in last_steps.values()):
+        return tail
+    return [record for record in tail if record.number not in dropped]
+
+
+def _find_rank(record: LogRecord) -> int | None:
+    """Return the rank that a line gives as its process's, or None if it gives none."""
+    if record.label.rank is not None:
+        return record.label.rank
+    forms = (LOGGED_RANK, DECLARED_RANK)
+    named = next(filter(None, (form.match(record.text) for form in forms)), None)
+    return int(named["rank"]) if named is not None else record.label.task
+
+
+_MIN_OPENING_LINES = 3
+"""Different lines of an opening that show a start when they come again."""
+_MIN_OPENING_SHARE = 0.5
+"""A start prints at least this part of its opening again; the rest may depend on options."""
+_MIN_LETTERS = 8
+"""Shorter lines, such as a closing bracket, may be anywhere in a log."""
+_MAX_STEPS_BEHIND = 1
+"""A slow rank may print an earlier step than the fastest one did."""
+
+_NO_LETTER = re.compile(r"[^a-zA-Z]+")
+_MENTIONED = re.compile(
+    r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|infer\w*|predict\w*"
+    r"|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
+)
+
+
+def is_started_again(opening: Iterable[LogRecord], tail: Sequence[LogRecord], number: int) -> bool:
+    """Whether below a line the first lines of a log came again, or a step far below earlier ones.
+
+    Args:
+        opening: the first lines of a file.
+        tail: its last lines, in order.
+        number: of a line that reports an end.
+    """
+    below = [record for record in tail if record.number > number]
+    if not below:
+        return False
+    if _repeats_opening(opening, below, number):
+        return True
+    return any(find_progress(record) is not None for record in below) and _falls_back(tail, number)
+
+
+def _repeats_opening(opening: Iterable[LogRecord], below: Iterable[LogRecord], number: int) -> bool:
+    first = _list_shapes(record for record in opening if record.number < number)
+    again = first & _list_shapes(below)
+    return len(again) >= max(_MIN_OPENING_LINES, len(first) * _MIN_OPENING_SHARE)
+
+
+def _list_shapes(records: Iterable[LogRecord]) -> set[str]:
+    shapes = (get_shape(record.text) for record in records if not is_noise(record.text))
+    return {shape for shape in shapes if len(_NO_LETTER.sub("", shape)) >= _MIN_LETTERS}
+
+
+def _falls_back(tail: Iterable[LogRecord], number: int) -> bool:
+    max_steps: dict[tuple[str, str], int] = {}
+    for record in tail:
+        progress = find_progress(record)
+        if progress is None or is_noise(record.text) or _MENTIONED.search(record.text):
+            continue
+        kind = (progress.what.lower(), get_shape(record.text))
+        if record.number > number and progress.step < max_steps.get(kind, -1) - _MAX_STEPS_BEHIND:
+            return True
+        if record.number < number:
+            max_steps[kind] = max(max_steps.get(kind, -1), progress.step)
+    return False

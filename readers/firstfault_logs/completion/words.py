@@ -204,17 +204,6 @@ _NOISE_LINE = LazyPattern(
         """
 )
 
-# What a process prints when a signal ends it: headings, numbered native frames, threads and their
-# frames
-_CRASH_REPORT = LazyPattern(
-    r"""
-            ^(?:C\+\+|Python|Native)[ ](?:Traceback|Call[ ]Stacks?)\b | ^Error[ ]Message[ ]Summary
-          | ^\s*\#?\d{1,3}[ ]+(?:0x[0-9a-f]+\b|[\w~<>:*&(]+(?:::|\()) | ^\[[^\]\s]+:\d+\][ ](?:\*\*\*|\[[ ]?\d+\])[ ]
-          | ^Fatal(?:[ ]Python[ ]error|Error): | ^(?:Current[ ]thread|Thread)[ ]0x[0-9a-f]+ | ^[ ]+\[\w+Info:[ ]
-          | ^terminate[ ]called | ^[ ]+what\(\): | ^\*\*\*[ ] | ^Extension[ ]modules: | \(core[ ]dumped\)
-        """
-)
-
 # Work that goes on
 _MORE_WORK = LazyPattern(
     r"""(?i)
@@ -400,11 +389,6 @@ def is_noise(text: str) -> bool:
     a command of a shell.
     """
     return _NOISE_LINE.search(text) is not None
-
-
-def is_crash_report(text: str) -> bool:
-    """Whether a line is of what a process prints when a signal ends it."""
-    return _CRASH_REPORT.search(text) is not None
 
 
 def shows_more_work(text: str) -> bool:

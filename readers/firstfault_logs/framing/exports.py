@@ -28,7 +28,7 @@ _MIN_SHARE = 0.9
 """Share of the first lines that shows the form of a file."""
 
 # Begins a frame of a traceback, perhaps without its indentation.
-_FRAME_START = LazyPattern(r'File[ ]"[^"]+",[ ]line[ ]\d+')
+FRAME_START = LazyPattern(r'File[ ]"[^"]+",[ ]line[ ]\d+')
 
 MESSAGE_KEYS = (
     "message",
@@ -267,36 +267,12 @@ def _split_traceback(numbered: NumberedLine) -> Iterable[NumberedLine]:
     if "\\n" not in line:
         prefix, _, rest = line.partition(TRACEBACK)
         rest = (rest.replace(prefix, "") if prefix.strip() else rest).lstrip(": ")
-        if not _FRAME_START.match(rest):
+        if not FRAME_START.match(rest):
             return (numbered,)
         text = _JOINED_SOURCE.sub(r"\1\n    ", _JOINED_LINE.sub("\n", rest))
-        parts = (f"  {part}" if _FRAME_START.match(part) else part for part in text.split("\n"))
+        parts = (f"  {part}" if FRAME_START.match(part) else part for part in text.split("\n"))
         return ((number, prefix + part) for part in (f"{TRACEBACK}:", *parts))
     line = _ESCAPED_NEWLINE.sub("\n", line)
     line = _ESCAPED_TAB.sub("\t", line)
     line = _ESCAPED_QUOTE.sub('"', line)
     return ((number, part) for part in line.split("\n"))
-
-
-# A line of a traceback that isn't indented.
-_UNINDENTED_LINE = LazyPattern(r"[\w.]*[A-Z]\w*(?::|$)|Traceback[ ]|The[ ]above|During[ ]handling")
-
-
-class FrameIndenter:
-    """Restores the indentation of a traceback's frames, which chats and web pages drop."""
-
-    def __init__(self) -> None:
-        self._labels_in_frame: set[object] = set()
-
-    def indent(self, label: object, text: str) -> str:
-        """Return a line of a traceback as Python printed it."""
-        if 'File "' in text[:12] and _FRAME_START.match(text.lstrip()):
-            text = text.replace("\\", "/")  # of Windows
-            if text.startswith('File "'):
-                self._labels_in_frame.add(label)
-                return f"  {text}"
-        if label in self._labels_in_frame:
-            self._labels_in_frame.discard(label)
-            if text[:1].strip() and not _UNINDENTED_LINE.match(text):
-                return f"    {text}"
-        return text

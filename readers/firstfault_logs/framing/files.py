@@ -1,20 +1,20 @@
-"""Find the logs among the files of a job, and who wrote each, by its name and its content."""
+"""Find the logs among the files of a job, who wrote each, by its name and its content, and which of
+them are of one job.
+"""
 
 from __future__ import annotations
 
 import lzma
 import re
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from firstfault.errors import BadDocumentError, FirstFaultError
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.framing.labels import LOG_SUFFIX, RANK_WORD, Label
 from firstfault_logs.framing.lines import files_below, open_log
-from firstfault_logs.framing.outputs import are_outputs_of_one_job
-from firstfault_logs.framing.separate_jobs import ask_for_one
 
 Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
@@ -28,11 +28,6 @@ _KERNEL_SHARE = 0.9
 
 # Begins the name of a log with the number of a job.
 _JOB_IN_NAME = LazyPattern(r"^(?:slurm|job|jobid)[-_.](?P<job>\d{3,})")
-
-# Names of logs that aren't a job's, with the node.
-_SYSTEM_LOG = LazyPattern(
-    r"(?i)^(?:dmesg|kern(?:el)?|k8s|events?|journal|syslog|messages|nvidia-smi)[-_.]?(?P<node>.*)$"
-)
 
 # Names of logs that aren't a job's, with the node.
 _SYSTEM_LOG = LazyPattern(
@@ -71,7 +66,10 @@ def find_logs(paths: Sequence[Path], dumps: Collection[Path]) -> list[Log]:
     labels = sorted(int(number) for number in columns[differ[0]]) if len(differ) == 1 else []
     # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
     is_numbered = bool(labels) and labels == list(range(len(labels)))
-    is_of_several = not _are_of_one_job([*names.values()])
+    first_name = next(iter(names.values()), "")
+    is_of_several = not all(
+        name == first_name or are_outputs_of_one_job(first_name, name) for name in names.values()
+    )
     for (path, name), own in zip(names.items(), numbers, strict=True):
         stem = LOG_SUFFIX.sub("", name)
         label = Label(node=stem if is_of_several else "")
@@ -124,12 +122,6 @@ def _may_be_log(path: Path) -> bool:
     return _NO_LOG_BEGIN.match(begin.decode("utf-8", "replace")) is None
 
 
-def _are_of_one_job(names: Sequence[str]) -> bool:
-    """Whether files are one log, or the standard output and the standard error of one job."""
-    first = names[0] if names else ""
-    return all(name == first or are_outputs_of_one_job(first, name) for name in names)
-
-
 # In the name of a kernel's log, beside the name of its node.
 _KERNEL_IN_NAME = re.compile(
     r"(?i)(?:^|[-_.])(?:dmesg|kern(?:el)?|syslog|messages|journal\w*)(?=[-_.]|$)"
@@ -179,3 +171,63 @@ def _is_of_kernel(path: Path) -> bool:
     stamped = [line for line in lines if _KERNEL_LINE.match(line)]
     is_stamped = len(stamped) > _KERNEL_SHARE * len(lines)
     return is_stamped and any(map(_KERNEL_WORDS.search, stamped))
+
+
+# "job-77.out" and "job-77.err", "stdout.log" and "stderr.log", "train.o77" and "train.e77"
+_OUTPUT_FILE = LazyPattern(
+    r"""
+            (?P<before>(?:[^\n]*(?:/|[-_.]))?)
+            (?:std)?(?:out|err|o(?=\d)|e(?=\d))
+            (?P<after>\d*(?:[-_.][^/\n]*)?)
+        """
+)
+
+
+def are_outputs_of_one_job(file: str, other: str) -> bool:
+    """Whether two files are the standard output and the standard error of one job,
+    by their names.
+    """
+    names = [_OUTPUT_FILE.fullmatch(name) for name in (file, other)]
+    if file == other or names[0] is None or names[1] is None:
+        return False
+    return all(names[0][part] == names[1][part] for part in ("before", "after"))
+
+
+_MIN_GAP_NS = 600 * 1_000_000_000
+"""Files of one job are written at the same time;
+this much time without a line in any of them separates jobs.
+"""
+_MAX_LISTED_JOBS = 10
+
+
+class TimeSpan(NamedTuple):
+    """The times of the first and the last line of a file that have one,
+    nanoseconds since the Unix epoch.
+    """
+
+    first_ns: int
+    last_ns: int
+
+
+def find_separate_jobs(spans: Mapping[str, TimeSpan]) -> list[list[str]]:
+    """Return names of files that were written at the same time, the earliest first.
+
+    Args:
+        spans: of files with steps of a training. A file with errors alone may begin long after the
+            rest of its job.
+    """
+    jobs: list[list[str]] = []
+    end_ns = 0
+    for name, span in sorted(spans.items(), key=lambda item: item[1]):
+        if not jobs or span.first_ns - end_ns > _MIN_GAP_NS:
+            jobs.append([])
+        jobs[-1].append(name)
+        end_ns = max(end_ns, span.last_ns)
+    return jobs
+
+
+def ask_for_one(names: Collection[str]) -> str:
+    """Return an error message that lists a file of each job."""
+    listed = ", ".join(list(names)[:_MAX_LISTED_JOBS])
+    more = " ..." if len(names) > _MAX_LISTED_JOBS else ""
+    return f"the logs are of at least {len(names)} jobs ({listed}{more}); give those of one"

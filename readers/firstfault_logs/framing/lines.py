@@ -10,6 +10,7 @@ import codecs
 import gzip
 import importlib
 import io
+import itertools
 import lzma
 import math
 import os
@@ -31,6 +32,7 @@ _BLOCK_BYTES = 256 * 1024
 _MAX_LINE_BYTES = 64 * 1024
 _MAX_FILES = 20_000
 _MAX_FOLDER_DEPTH = 6
+_PEEKED_BYTES = 64 * 1024
 _HEAD_BYTES = 8 * 1024
 """Bytes by which to decide whether a file is text."""
 _MAX_CONTROLS_SHARE = 0.1
@@ -38,7 +40,7 @@ _MAX_CONTROLS_SHARE = 0.1
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _ZIP, _TAR = b"PK\x03\x04", b"ustar"
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """With one of them, a text in UTF-16 begins."""
 _TAR_MAGIC_OFFSET = 257
 """Where a tar archive has its mark."""
@@ -174,7 +176,7 @@ def find_unpack_command(begin: bytes, path: str) -> str:
     return f"tar xf {shlex.quote(path)}" if begin[_TAR_MAGIC_OFFSET:].startswith(_TAR) else ""
 
 
-class Utf8Stream(io.RawIOBase):
+class _Utf8Stream(io.RawIOBase):
     """The bytes of a UTF-16 text as UTF-8."""
 
     def __init__(self, stream: io.BufferedReader[Any]) -> None:
@@ -226,7 +228,16 @@ def _is_left_out(folder: Path) -> bool:
     return folder.name.startswith(".") or is_record or (folder / RUN_MARK).is_file()
 
 
-def is_text(begin: bytes) -> bool:
+class NoTextError(Exception):
+    """A file isn't a text."""
+
+    def __init__(self, begin: bytes) -> None:
+        super().__init__()
+        self.begin = begin
+        """Its first bytes, decompressed."""
+
+
+def _is_text(begin: bytes) -> bool:
     """Whether a file that begins so is a text."""
     controls = sum(
         byte < 8 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127}  # noqa: PLR2004
@@ -280,9 +291,26 @@ def lines_of(stream: IO[bytes], *, reads_all: bool = False) -> Iterator[Numbered
     is cut off ends the log.
 
     Args:
-        stream: of the log.
+        stream: of the log; it stays open.
         reads_all: yield the lines of all blocks.
+
+    Raises:
+        NoTextError: its first bytes aren't those of a text.
     """
+    buffered = io.BufferedReader(cast("io.RawIOBase", stream), _PEEKED_BYTES)
+    try:
+        text = buffered
+        if buffered.peek().startswith(_UTF16_MARKS):
+            text = io.BufferedReader(_Utf8Stream(buffered), _PEEKED_BYTES)
+        begin = text.peek()
+        if not _is_text(begin):
+            raise NoTextError(begin)
+        yield from _lines_of_text(text, reads_all=reads_all)
+    finally:
+        buffered.detach()
+
+
+def _lines_of_text(stream: IO[bytes], *, reads_all: bool) -> Iterator[NumberedLine]:
     number = 1
     skipped: tuple[int, bytes] | None = (
         None  # the block before and its first line, if it reports no failure
@@ -376,10 +404,5 @@ def read_ahead(
 ) -> tuple[list[NumberedLine], Iterator[NumberedLine]]:
     """Return the first lines, and an iterator over all, these included."""
     remaining_lines = iter(lines)
-    first = [line for _, line in zip(range(count), remaining_lines, strict=False)]
-
-    def everything() -> Iterator[NumberedLine]:
-        yield from first
-        yield from remaining_lines
-
-    return first, everything()
+    first = list(itertools.islice(remaining_lines, count))
+    return first, itertools.chain(first, remaining_lines)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from firstfault.exceptions.stack_dumps import format_stack_dump
-from firstfault.exceptions.stack_position import locate_main_thread
+from firstfault.exceptions.stack_position import format_stack_dump, locate_main_thread
 from firstfault.model import Scope, Verdict, WorkerError
 from firstfault.report.data import Report
 from firstfault.report.states import State

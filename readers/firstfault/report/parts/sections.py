@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from firstfault.exceptions.exceptions_in_text import format_place
 from firstfault.exceptions.first_cause import find_own_frames
-from firstfault.exceptions.traceback_format import format_place
 from firstfault.layout import Layout
 from firstfault.model import Scope
 from firstfault.report.data import Report

@@ -1,22 +1,28 @@
-"""Find the exceptions and deaths of processes that Ray reports elsewhere: its driver prints the
-exception of a task again, and its reports on dead processes contain their tracebacks.
+"""Find the exceptions and deaths of processes that the drivers of Ray and Spark report.
+
+They print the exception of a task again, perhaps several times, and Ray's reports on dead processes
+contain their tracebacks.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.processes import LAUNCHER_STOPPED, exception_in
+from firstfault_logs.tracebacks import SPARK_TASK_ERROR
 
 if TYPE_CHECKING:
     from firstfault_logs.attempt_logs import Attempt, Excerpt, Stream
     from firstfault_logs.processes import Process, Processes
     from firstfault_logs.tracebacks import Traceback
+
 
 _MAX_LINES_RERAISED = 40
 """Lines of an exception of another process at the end of a driver's."""
@@ -149,3 +155,47 @@ def mark_ray_actors(attempt: Attempt, processes: Processes) -> None:
 def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:
     """Whether a process printed a step of a training below a traceback."""
     return stream.progress is not None and stream.progress.number > excerpt.lines[excerpt.at].number
+
+
+_DRIVER_EXCEPTIONS = (
+    "Py4JJavaError",
+    "SparkException",
+)
+"""Exceptions in which a driver reports that a task failed."""
+
+
+def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
+    """Give each task's last exception to a process on its node; return the remaining tracebacks.
+
+    Spark starts a failed task again, perhaps on another node, and its driver raises the last
+    exception once more.
+    """
+    tasks: dict[tuple[str, str], tuple[str, Traceback]] = {}
+    remaining = []
+    for traceback in tracebacks:
+        if (heading := _find_heading(traceback)) is None:
+            remaining.append(traceback)
+        else:
+            tasks[heading["stage"], heading["task"]] = heading["node"], traceback
+    tasks = {name: task for name, task in tasks.items() if not _has_finished(*name, task[1])}
+    for node, traceback in tasks.values():
+        process = processes.find_by_node(node)
+        process.set_exception(traceback)
+        process.stopped = ""
+    return [
+        traceback
+        for traceback in remaining
+        if not tasks or get_short_name(traceback.exception) not in _DRIVER_EXCEPTIONS
+    ]
+
+
+def _has_finished(stage: str, task: str, traceback: Traceback) -> bool:
+    """Whether a task that was started again has finished."""
+    finished = re.compile(rf"\bFinished task {task}\.\d+ in stage {re.escape(stage)}\s")
+    later = (record for record in traceback.stream.tail if record.number > traceback.lines[1])
+    return any(finished.search(record.text) for record in later)
+
+
+def _find_heading(traceback: Traceback) -> re.Match[str] | None:
+    first = traceback.text.partition("\n")[0]
+    return SPARK_TASK_ERROR.search(first) or SPARK_TASK_ERROR.search(traceback.heading)

@@ -95,6 +95,8 @@ def digest_logs(
 class _DigestCollector(LogCollector):
     """Keeps lines for a brief instead of sorting them into processes."""
 
+    cuts_prefixes = False
+
     def __init__(self, wanted: LineRanges) -> None:
         super().__init__()
         self.digest = LogDigest()
@@ -105,7 +107,7 @@ class _DigestCollector(LogCollector):
         """The last line with a time."""
 
     def _take(self, file: str, record: LogRecord) -> None:
-        text = self._indenter.indent(record.label, record.text)
+        text = record.text
         if not text.strip(" ^~"):  # Python marks a part of the line above
             return
         line = QuotedLine(
