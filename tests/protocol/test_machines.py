@@ -13,6 +13,7 @@ import pytest
 
 from firstfault_torch.protocol.election import Election, ElectionPhase
 from firstfault_torch.protocol.exit_barrier import BarrierPhase, ExitBarrier
+from firstfault_torch.protocol.notices import NoticePhase, RoundNotices
 from firstfault_torch.protocol.restart_vote import RestartVote
 from firstfault_torch.protocol.stalls import StallProtocol
 from lab.simulated_jobs.exit_job import ExitJob
@@ -27,9 +28,11 @@ NEEDS_DEADLINE: dict[type, set[Enum]] = {
         BarrierPhase.AWAITING_ACKS,
         BarrierPhase.AWAITING_ROSTER,
     },
+    RoundNotices: {NoticePhase.PAUSING, NoticePhase.POLLING},
 }
 """Phases in which a machine waits for other agents. In each other phase it waits for an answer of
-its driver, which has a limit; a stall watch is polled at each interval.
+its driver, which has a limit, or for the end of the round. A stall watch is polled at each
+interval.
 """
 
 
@@ -48,7 +51,7 @@ class Course:
 def courses(monkeypatch: pytest.MonkeyPatch) -> list[Course]:
     """Return the courses of all machines that the test plays; each wait of them has a deadline."""
     found: list[Course] = []
-    for kind in (Election, ExitBarrier, RestartVote, StallProtocol):
+    for kind in (Election, ExitBarrier, RestartVote, RoundNotices, StallProtocol):
         monkeypatch.setattr(kind, "handle", _recording(kind.handle, found))
     return found
 
@@ -90,9 +93,9 @@ def _play_stalls(seed: int) -> object:
 @pytest.mark.parametrize(
     ("play", "kinds", "last"),
     [
-        (_play_failure, {Election}, 20_000),
-        (_play_exit, {ExitBarrier}, 10_000),
-        (_play_vote, {RestartVote, Election}, 10_000),
+        (_play_failure, {Election, RoundNotices}, 20_000),
+        (_play_exit, {ExitBarrier, RoundNotices}, 10_000),
+        (_play_vote, {RestartVote, Election, RoundNotices}, 10_000),
         (_play_stalls, {StallProtocol, Election}, 1_000),
     ],
     ids=["failure", "exit", "vote", "stalls"],
