@@ -298,7 +298,13 @@ def end_failed_node(node: FailedNode, settings: ExitSettings) -> None:
 def _build_last_resort(
     node: FailedNode, settings: ExitSettings
 ) -> Callable[[signal.Signals], None]:
-    return lambda _: _end_process(node, settings)
+    def end_unless_finished(_: signal.Signals) -> None:
+        # If only the teardown failed, this node has results, which only the main thread can return.
+        known = node.publication
+        if known is None or not settings.engine.takes_results(known.sealed):
+            _end_process(node, settings)
+
+    return end_unless_finished
 
 
 def _end_process(node: FailedNode, settings: ExitSettings) -> None:
