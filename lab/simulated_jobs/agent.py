@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import Election
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Agents, Election
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
+    Append,
     AskStore,
     Concluded,
     ConclusionFailed,
@@ -39,6 +40,8 @@ from lab.simulated_jobs.process import Machines, Process
 from lab.simulated_jobs.storage import Storage
 from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS, Workers
 
+_SHARE_OF_BLOCKED_MAIN_THREADS = 0.25
+"""Of the agents that get a signal."""
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -49,6 +52,7 @@ class State(Enum):
     RUNNING = "running"
     STOPPING = "stopping"
     ELECTING = "electing"
+    BLOCKED = "blocked"
     ALONE = "alone"
     EXITING = "exiting"
     EXITED = "exited"
@@ -67,6 +71,8 @@ class World(Machines):
     """Whether the store's host stays until the others have the verdict."""
     shares_grace: bool
     """Whether a node looks for a signal to another one before it kills its workers."""
+    blocks_main: bool
+    """Whether main threads may be blocked in C++ when a signal comes."""
     reports: set[int] = field(default_factory=set)
     """Group ranks of the nodes whose documents are in the storage."""
     agents: list[Agent] = field(default_factory=list)
@@ -88,6 +94,13 @@ class Agent(Process):
         self._world = world
         self._draw = random.Random(f"{seed}/agent/{rank}")
         self.workers = Workers(self, seed, shares_grace=world.shares_grace)
+        draw = random.Random(f"{seed}/blocked/{rank}")
+        self._is_blocked_by_signal = world.blocks_main and (
+            draw.random() < _SHARE_OF_BLOCKED_MAIN_THREADS
+        )
+        """Whether its main thread is blocked in C++ from the signal on, so that another thread ends
+        the process.
+        """
         self._election = world.election(rank, world.nodes)
         self._own_conclusion = b""
         self._is_store_lost = False
@@ -126,13 +139,17 @@ class Agent(Process):
             self.broadcast.announce_grace(TERMINATED_STOP_SECONDS)
         if self.state in {State.RUNNING, State.STOPPING}:
             self.notify("SIGTERM", TERMINATED_STOP_SECONDS)
-            self.workers.terminate()
+            is_blocked = self._is_blocked_by_signal
+            self.workers.terminate(time_limits.MAIN_THREAD_TIMEOUT_SECONDS if is_blocked else 0.0)
+        elif self.state is State.ELECTING and self._is_blocked_by_signal:
+            self.state = State.BLOCKED
+            self.after(float(time_limits.MAIN_THREAD_TIMEOUT_SECONDS), self._leave_election)
         elif self.state is State.ELECTING:
             self._feed(ShutdownRequested())
 
     def notice_death(self, rank: int) -> None:
         """The connection to another agent has broken."""
-        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING}:
+        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING, State.BLOCKED}:
             self.broadcast.mark_lost(rank)
             self._note_notice()
             self.broadcast.send(build_notice(rank, "died"))
@@ -163,6 +180,9 @@ class Agent(Process):
         if self.state is not State.STOPPING:
             return
         self._world.reports.add(self.rank)
+        if self.is_terminated and self._is_blocked_by_signal:
+            self._leave_election()
+            return
         self.state = State.ELECTING
         self.broadcast.await_outcome(self._begin_election)
 
@@ -326,6 +346,35 @@ class Agent(Process):
         else:
             self._conclude_alone(reason.value)
 
+    # --- while the main thread is blocked -----------------------------------------------------
+
+    def _leave_election(self) -> None:
+        """Do what the signal thread does, on a connection of its own: leave the verdict to agents
+        that stay, or conclude alone.
+        """
+        self.state = State.BLOCKED
+        self.note("ends in its signal thread")
+        self.broadcast.using = self.connect()
+        key = self._election.key
+        keys = [key("verdict"), key("arrived"), key("heard"), LOST_KEY, LEAVING_KEY]
+        operations = [Append(key("arrived"), b"%d! " % self.rank), *map(Read, keys)]
+
+        def take(values: tuple[bytes, ...] | None) -> None:
+            if values is None:
+                self._conclude_alone("the store doesn't answer the signal thread")
+                return
+            _, verdict, *states = values
+            if verdict:
+                self._exit(verdict)
+            elif Agents.parse(*states).staying - {self.rank}:
+                self.note("leaves the decision to the others")
+                self._exit(b"")
+            else:
+                self._conclude_alone("no agent stays")
+
+        seconds = float(time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+        self.ask(self.broadcast.using, operations, seconds, take)
+
     # --- without an election ------------------------------------------------------------------
 
     def _conclude_alone(self, why: str) -> None:
@@ -387,7 +436,7 @@ class Agent(Process):
     def _leave(self, at_last: float) -> None:
         """End the process; the store's host stays while another live agent needs the store."""
         others = [agent for agent in self._world.agents if agent is not self]
-        busy = {State.STOPPING, State.ELECTING}
+        busy = {State.STOPPING, State.ELECTING, State.BLOCKED}
         is_needed = any(agent.is_live and agent.state in busy for agent in others)
         is_host = self.rank == self._world.host
         if is_host and self._world.lingers and is_needed and self.events.now < at_last:

@@ -39,6 +39,8 @@ class Rules:
     """
     shares_grace: bool = True
     """Whether a signal to one node gives the workers of all nodes the same time to end."""
+    blocks_main: bool = True
+    """Whether the main threads of some agents are blocked in C++ when a signal comes."""
     former_notices: bool = False
     """See `former_rules`."""
 
@@ -51,6 +53,7 @@ FORMER = Rules(
     lingers=False,
     shares_grace=False,
     former_notices=True,
+    blocks_main=False,
 )
 
 
@@ -90,6 +93,7 @@ class SimulatedJob:
             notices=lambda rank: notices(rank, build_notice_limits()),
             lingers=rules.lingers,
             shares_grace=rules.shares_grace,
+            blocks_main=rules.blocks_main,
         )
         self.agents = self.world.agents
         self.agents += [Agent(rank, self.world, name) for rank in range(self.nodes)]

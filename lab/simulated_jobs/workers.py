@@ -117,15 +117,24 @@ class Workers:
         self._end_after(took if worker.has_reported else 0.0, rank)
         self._wake()
 
-    def terminate(self) -> None:
-        """The agent's process is told to end: its signal thread, then its main thread act."""
+    def terminate(self, blocked_seconds: float) -> None:
+        """The agent's process is told to end: its signal thread, then its main thread act.
+
+        A main thread that is blocked does nothing for so many seconds; then the signal thread does
+        its part.
+        """
         if self._shares_grace:
             self._handle(AgentTerminated())
         # An exception interrupts the main thread, which then stops the workers.
         self._interruptions += 1
         self._instructions.clear()
-        self._is_busy = self._is_waiting = False
-        self._play(StopRequested(TERMINATED))
+        self._is_waiting = False
+        if blocked_seconds:
+            self._is_busy = True
+            self._agent.after(blocked_seconds, lambda: self._play(StopRequested(TERMINATED)))
+        else:
+            self._is_busy = False
+            self._play(StopRequested(TERMINATED))
 
     def accept(self, notice: FailureNotice) -> None:
         """A notice of another node wakes the main thread."""
