@@ -115,6 +115,7 @@ class Job:
 
     The folder exists; `function` is of a module that the nodes import. `config` has fields of
     torch's LaunchConfig, and `store` is the URI of the documents' folder, if it is not the job's.
+    `engine` makes a node's engine.
     """
 
     folder: Path
@@ -124,6 +125,7 @@ class Job:
     config: dict[str, Any] = field(default_factory=dict)
     store: str = ""
     attempt: int = 0
+    engine: Callable[..., PlainEngine] = PlainEngine
     processes: list[BaseProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,7 +147,7 @@ class Job:
         for _ in range(number):
             environment = {**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
             work = (self.function, (str(self.folder), *self.arguments), self.options, self.config)
-            engine = PlainEngine(
+            engine = self.engine(
                 self.store or str(self.folder), self.attempt, f"node-{len(self.processes)}"
             )
             self.processes.append(

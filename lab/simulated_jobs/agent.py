@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from firstfault_torch import time_limits
-from firstfault_torch.protocol.election import Election
+from firstfault_torch.protocol.election import LEAVING_KEY, LOST_KEY, Agents, Election
 from firstfault_torch.protocol.messages import (
     Adopt,
     Answered,
+    Append,
     AskStore,
     Concluded,
     ConclusionFailed,
@@ -37,10 +38,10 @@ from firstfault_torch.protocol.notices import GRACE_KEY, RoundNotices
 from lab.simulated_jobs.notices import Broadcast, build_notice
 from lab.simulated_jobs.process import Machines, Process
 from lab.simulated_jobs.storage import Storage
+from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS, Workers
 
-TERMINATED_STOP_SECONDS = 30.0
-"""How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
-_SHARE_OF_SAVING_WORKERS = 0.25
+_SHARE_OF_BLOCKED_MAIN_THREADS = 0.25
+"""Of the agents that get a signal."""
 _SHARE_OF_FAILED_CONCLUSIONS = 0.03
 _SHARE_OF_SLOW_CONCLUSIONS = 0.15
 
@@ -51,6 +52,7 @@ class State(Enum):
     RUNNING = "running"
     STOPPING = "stopping"
     ELECTING = "electing"
+    BLOCKED = "blocked"
     ALONE = "alone"
     EXITING = "exiting"
     EXITED = "exited"
@@ -69,6 +71,8 @@ class World(Machines):
     """Whether the store's host stays until the others have the verdict."""
     shares_grace: bool
     """Whether a node looks for a signal to another one before it kills its workers."""
+    blocks_main: bool
+    """Whether main threads may be blocked in C++ when a signal comes."""
     reports: set[int] = field(default_factory=set)
     """Group ranks of the nodes whose documents are in the storage."""
     agents: list[Agent] = field(default_factory=list)
@@ -81,20 +85,22 @@ class Agent(Process):
         super().__init__(rank, world, seed)
         self.state = State.RUNNING
         self.frozen_seconds = 0.0
-        self.failed_at: float | None = None
-        """When it began to stop its workers."""
-        self.stop_seconds = 0.0
-        """How long its workers may take to end, from `failed_at`."""
-        self.killed_after: float | None = None
-        """After how many seconds it killed its workers; None if they ended in time."""
+        self.notified_at: float | None = None
+        """When it first sent a notice."""
         self.verdict = b""
         """What it reports."""
         self.notes: list[str] = []
         """Why it went which way."""
         self._world = world
-        self._events = world.events
         self._draw = random.Random(f"{seed}/agent/{rank}")
-        self._draw_workers = random.Random(f"{seed}/workers/{rank}")
+        self.workers = Workers(self, seed, shares_grace=world.shares_grace)
+        draw = random.Random(f"{seed}/blocked/{rank}")
+        self._is_blocked_by_signal = world.blocks_main and (
+            draw.random() < _SHARE_OF_BLOCKED_MAIN_THREADS
+        )
+        """Whether its main thread is blocked in C++ from the signal on, so that another thread ends
+        the process.
+        """
         self._election = world.election(rank, world.nodes)
         self._own_conclusion = b""
         self._is_store_lost = False
@@ -104,7 +110,7 @@ class Agent(Process):
     def note(self, text: str) -> None:
         """Keep and trace why the agent does something."""
         self.notes.append(text)
-        self._events.log(f"agent {self.rank} [{self.state.value}] {text}")
+        self.events.log(f"agent {self.rank} [{self.state.value}] {text}")
 
     # --- until the workers have stopped -------------------------------------------------------
 
@@ -115,13 +121,12 @@ class Agent(Process):
     def _take_outcome(self) -> None:
         outcome = self.broadcast.outcome
         if outcome is not None and outcome.failure is not None:
-            self._stop(outcome.failure.stop_seconds, "a notice has come")
+            self.workers.accept(outcome.failure)
 
     def fail(self) -> None:
         """A worker of this node fails."""
-        if self.state is State.RUNNING:
-            self._notify("ValueError", 0.0)
-            self._stop(0.0, "a worker has failed")
+        if self.state in {State.RUNNING, State.STOPPING}:
+            self.workers.fail()
 
     def terminate(self) -> None:
         """A signal tells this process to end."""
@@ -133,75 +138,51 @@ class Agent(Process):
         if self._world.shares_grace:
             self.broadcast.announce_grace(TERMINATED_STOP_SECONDS)
         if self.state in {State.RUNNING, State.STOPPING}:
-            self._notify("SIGTERM", TERMINATED_STOP_SECONDS)
-            self._stop(TERMINATED_STOP_SECONDS, "is told to end")
+            self.notify("SIGTERM", TERMINATED_STOP_SECONDS)
+            is_blocked = self._is_blocked_by_signal
+            self.workers.terminate(time_limits.MAIN_THREAD_TIMEOUT_SECONDS if is_blocked else 0.0)
+        elif self.state is State.ELECTING and self._is_blocked_by_signal:
+            self.state = State.BLOCKED
+            self.after(float(time_limits.MAIN_THREAD_TIMEOUT_SECONDS), self._leave_election)
         elif self.state is State.ELECTING:
             self._feed(ShutdownRequested())
 
     def notice_death(self, rank: int) -> None:
         """The connection to another agent has broken."""
-        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING}:
+        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING, State.BLOCKED}:
             self.broadcast.mark_lost(rank)
+            self._note_notice()
             self.broadcast.send(build_notice(rank, "died"))
 
-    def _notify(self, what: str, stop_seconds: float) -> None:
+    def notify(self, what: str, stop_seconds: float) -> None:
+        """Broadcast a failure of this node."""
+        self._note_notice()
         notice = build_notice(self.rank, what)
         self.broadcast.send(replace(notice, stop_seconds=stop_seconds))
 
-    def _stop(self, stop_seconds: float, why: str) -> None:
-        """Stop the workers; a signal to this or another node gives them more time."""
-        if self.state is State.RUNNING:
-            self.state = State.STOPPING
-            self.failed_at = self._events.now
-            self.stop_seconds = float(time_limits.STOP_GRACE_SECONDS)
-            self.note(f"{why}: stops its workers")
-            draw = self._draw_workers
-            is_saving = draw.random() < _SHARE_OF_SAVING_WORKERS
-            took = draw.uniform(2, 25) if is_saving else 0.2 + draw.expovariate(2)
-            self.after(took, self._report)
-            self.after(self.stop_seconds, self._kill_workers)
-        if self.state is State.STOPPING and self._world.shares_grace:
-            self.stop_seconds = max(self.stop_seconds, stop_seconds)
+    def _note_notice(self) -> None:
+        if self.notified_at is None:
+            self.notified_at = self.events.now
 
-    def _kill_workers(self) -> None:
-        """The workers' time is over, unless a node got a signal."""
-        if self.state is not State.STOPPING or self.failed_at is None:
-            return
-        left = self.failed_at + self.stop_seconds - self._events.now
-        if left > 0:
-            self.after(left, self._kill_workers)
-        elif self.stop_seconds < TERMINATED_STOP_SECONDS and self._world.shares_grace:
-            self._ask_for_grace()
-        else:
-            self._end_workers()
+    def begin_stop(self, reason: str) -> None:
+        """Its main thread begins to stop the workers."""
+        self.state = State.STOPPING
+        self.note(f"{reason}: stops its workers")
 
-    def _ask_for_grace(self) -> None:
-        is_over = False
-
-        def end(value: bytes | None) -> None:
-            nonlocal is_over
-            if is_over or self.state is not State.STOPPING:
-                return
-            is_over = True
-            if value:
-                self.stop_seconds = TERMINATED_STOP_SECONDS
-                self._kill_workers()
-            else:
-                self._end_workers()
-
+    def ask_for_grace(self, answer: Callable[[bytes | None], None]) -> None:
+        """Ask the store whether a node has got a signal; `answer` may be called twice."""
         ask = self.broadcast.using.ask
-        ask(Read(GRACE_KEY), lambda value: self.do(lambda: end(value)))
-        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
+        ask(Read(GRACE_KEY), lambda value: self.do(lambda: answer(value)))
+        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: answer(None))
 
-    def _end_workers(self) -> None:
-        self.killed_after = self._events.now - (self.failed_at or 0.0)
-        self.note("kills its workers")
-        self._report()
-
-    def _report(self) -> None:
+    def report(self) -> None:
+        """The workers have ended: hand in this node's report."""
         if self.state is not State.STOPPING:
             return
         self._world.reports.add(self.rank)
+        if self.is_terminated and self._is_blocked_by_signal:
+            self._leave_election()
+            return
         self.state = State.ELECTING
         self.broadcast.await_outcome(self._begin_election)
 
@@ -213,7 +194,7 @@ class Agent(Process):
             return
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + notices.get_grace_left(self._events.now)
+        settle = time_limits.SETTLE_SECONDS + notices.get_grace_left(self.events.now)
         self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
 
     # --- the election -------------------------------------------------------------------------
@@ -222,9 +203,9 @@ class Agent(Process):
         if self.state is not State.ELECTING:
             return
         before = self._election.phase
-        instructions = self._election.handle(event, self._events.now)
+        instructions = self._election.handle(event, self.events.now)
         after = self._election.phase
-        self._events.log(
+        self.events.log(
             f"agent {self.rank} {before.value} -> {after.value}: {type(event).__name__}"
         )
         for instruction in instructions:
@@ -232,7 +213,7 @@ class Agent(Process):
         self._deadline_number += 1
         number, deadline = self._deadline_number, self._election.deadline
         if deadline is not None:
-            self._events.at(deadline, lambda: self.do(lambda: self._pass_time(number)))
+            self.events.at(deadline, lambda: self.do(lambda: self._pass_time(number)))
 
     def _pass_time(self, number: int) -> None:
         if number == self._deadline_number:
@@ -365,22 +346,51 @@ class Agent(Process):
         else:
             self._conclude_alone(reason.value)
 
+    # --- while the main thread is blocked -----------------------------------------------------
+
+    def _leave_election(self) -> None:
+        """Do what the signal thread does, on a connection of its own: leave the verdict to agents
+        that stay, or conclude alone.
+        """
+        self.state = State.BLOCKED
+        self.note("ends in its signal thread")
+        self.broadcast.using = self.connect()
+        key = self._election.key
+        keys = [key("verdict"), key("arrived"), key("heard"), LOST_KEY, LEAVING_KEY]
+        operations = [Append(key("arrived"), b"%d! " % self.rank), *map(Read, keys)]
+
+        def take(values: tuple[bytes, ...] | None) -> None:
+            if values is None:
+                self._conclude_alone("the store doesn't answer the signal thread")
+                return
+            _, verdict, *states = values
+            if verdict:
+                self._exit(verdict)
+            elif Agents.parse(*states).staying - {self.rank}:
+                self.note("leaves the decision to the others")
+                self._exit(b"")
+            else:
+                self._conclude_alone("no agent stays")
+
+        seconds = float(time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+        self.ask(self.broadcast.using, operations, seconds, take)
+
     # --- without an election ------------------------------------------------------------------
 
     def _conclude_alone(self, why: str) -> None:
         self.state = State.ALONE
         self.note(f"{why}: concludes alone")
         delay = 0.0 if self.is_terminated else get_turn(self.rank, self._draw)
-        self._await_turn(self._events.now + delay)
+        self._await_turn(self.events.now + delay)
 
     def _await_turn(self, until: float) -> None:
         def look(found: bytes | None) -> None:
             if found:
                 self._exit(found)
-            elif self._events.now >= until or self.is_terminated:
-                self._await_reports(self._events.now + time_limits.SETTLE_SECONDS)
+            elif self.events.now >= until or self.is_terminated:
+                self._await_reports(self.events.now + time_limits.SETTLE_SECONDS)
             else:
-                pause = min(self._draw.uniform(0.5, 2), until - self._events.now)
+                pause = min(self._draw.uniform(0.5, 2), until - self.events.now)
                 self.after(pause, lambda: self._await_turn(until))
 
         self._read(look)
@@ -392,7 +402,7 @@ class Agent(Process):
     def _await_reports(self, until: float) -> None:
         world = self._world
         live = {agent.rank for agent in world.agents if agent.is_live}
-        if not live <= world.reports and self._events.now < until and not self.is_terminated:
+        if not live <= world.reports and self.events.now < until and not self.is_terminated:
             self.after(0.5, lambda: self._await_reports(until))
             return
         document = build_verdict(self.rank, sorted(world.reports), [])
@@ -421,15 +431,15 @@ class Agent(Process):
         self.state = State.EXITING
         self.verdict = verdict
         self.note(f"reports {verdict!r}")
-        self._leave(self._events.now + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS)
+        self._leave(self.events.now + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS)
 
     def _leave(self, at_last: float) -> None:
         """End the process; the store's host stays while another live agent needs the store."""
         others = [agent for agent in self._world.agents if agent is not self]
-        busy = {State.STOPPING, State.ELECTING}
+        busy = {State.STOPPING, State.ELECTING, State.BLOCKED}
         is_needed = any(agent.is_live and agent.state in busy for agent in others)
         is_host = self.rank == self._world.host
-        if is_host and self._world.lingers and is_needed and self._events.now < at_last:
+        if is_host and self._world.lingers and is_needed and self.events.now < at_last:
             self.after(0.2, lambda: self._leave(at_last))
             return
         self.after(0.05 + self._draw.expovariate(5), self._end)

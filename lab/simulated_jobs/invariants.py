@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from lab.simulated_jobs.agent import TERMINATED_STOP_SECONDS
+from firstfault.model import TERMINATED
+from firstfault_torch.protocol.stopping import SIBLING_FAILED
+from firstfault_torch.time_limits import STOP_GRACE_SECONDS, STORE_TIMEOUT_SECONDS
+from lab.simulated_jobs.agent import Agent
 from lab.simulated_jobs.job import SimulatedJob
+from lab.simulated_jobs.workers import TERMINATED_STOP_SECONDS
 
 LONGEST_END_S = 120.0
 """Most seconds from the first failure to the end of each live agent, plus what it was frozen."""
 
+_LATEST_GRACE_S = STOP_GRACE_SECONDS + STORE_TIMEOUT_SECONDS + 1.0
+"""The time of a signal begins so late: an agent asks for it before it kills workers."""
 _CAUSES = {"worker", "signal", "kill", "machine gone"}
 """Faults that end a job."""
 
@@ -24,6 +30,7 @@ def find_violations(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     yield from _check_lost(job)
     yield from _check_coverage(job)
     yield from _check_grace(job)
+    yield from _check_stops(job)
 
 
 def _check_verdicts(job: SimulatedJob) -> Iterator[tuple[str, str]]:
@@ -87,13 +94,61 @@ def _check_grace(job: SimulatedJob) -> Iterator[tuple[str, str]]:
     is_frozen = any(agent.frozen_seconds for agent in job.agents)
     if first.kind != "signal" or is_frozen or is_store_disturbed(job):
         return
-    hurried = [
-        agent.rank
-        for agent in job.agents
-        if agent.killed_after is not None and agent.killed_after < TERMINATED_STOP_SECONDS - 1
+    least, most = TERMINATED_STOP_SECONDS - 1, TERMINATED_STOP_SECONDS + _LATEST_GRACE_S
+    for agent in job.agents:
+        times = _list_times(agent)
+        if any(
+            seconds < least or (seconds > most and not agent.is_terminated) for seconds in times
+        ):
+            yield "I5 the same grace for all nodes after a signal", f"node {agent.rank}: {times}"
+            return
+
+
+def _list_times(agent: Agent) -> list[float]:
+    """Return how long killed workers had to end, except those that had failed before."""
+    failed_first = agent.workers.stop.state.failed_first
+    return [
+        worker.killed_after
+        for rank, worker in enumerate(agent.workers.members)
+        if worker.killed_after is not None and rank not in failed_first
     ]
-    if hurried:
-        yield "I5 the same grace for all nodes after a signal", f"nodes {hurried}"
+
+
+def _check_stops(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    """Workers are stopped for a reason, and none that failed before."""
+    for agent in job.agents:
+        workers, state = agent.workers, agent.workers.stop.state
+        if workers.began_at is None or state.request is None:
+            continue
+        if not _has_cause(agent, job):
+            seen = f"node {agent.rank}: {state.request.reason}"
+            yield "I7 no worker is stopped without a failure or a signal", seen
+        failed = {
+            rank
+            for rank, worker in enumerate(workers.members)
+            if worker.failed_at is not None and worker.failed_at < workers.began_at
+        }
+        expired = {rank for rank, worker in enumerate(workers.members) if worker.has_expired}
+        if expired - state.failed_first:
+            yield "I14 who was killed at a deadline failed first", f"node {agent.rank}"
+        if state.request.reason == SIBLING_FAILED and failed - state.failed_first:
+            yield "I14 who failed before the stop failed first", f"node {agent.rank}: {failed}"
+        twice = [worker for worker in workers.members if worker.signals > 1]
+        signalled = {rank for rank, worker in enumerate(workers.members) if worker.signals}
+        if twice or signalled & state.failed_first:
+            yield "I14 a worker gets one signal, none if it failed first", f"node {agent.rank}"
+
+
+def _has_cause(agent: Agent, job: SimulatedJob) -> bool:
+    workers, request = agent.workers, agent.workers.stop.state.request
+    assert workers.began_at is not None
+    if request is not None and request.reason == SIBLING_FAILED:
+        times = [worker.failed_at for worker in workers.members]
+    elif request is not None and request.reason == TERMINATED:
+        return agent.is_terminated
+    else:
+        times = [each.notified_at for each in job.agents]  # it may have lost a peer itself
+    return any(time is not None and time <= workers.began_at for time in times)
 
 
 def is_store_disturbed(job: SimulatedJob) -> bool:

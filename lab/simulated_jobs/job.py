@@ -19,6 +19,7 @@ from lab.simulated_jobs.store import Server
 
 LONGEST_S = 400.0
 _MOST_NODES = 16
+_SHARE_OF_FAST_VICTIMS = 0.2
 _SILENCE_S = 62.0
 """After this the kernel notices that a machine has vanished."""
 
@@ -38,6 +39,8 @@ class Rules:
     """
     shares_grace: bool = True
     """Whether a signal to one node gives the workers of all nodes the same time to end."""
+    blocks_main: bool = True
+    """Whether the main threads of some agents are blocked in C++ when a signal comes."""
     former_notices: bool = False
     """See `former_rules`."""
 
@@ -50,6 +53,7 @@ FORMER = Rules(
     lingers=False,
     shares_grace=False,
     former_notices=True,
+    blocks_main=False,
 )
 
 
@@ -89,6 +93,7 @@ class SimulatedJob:
             notices=lambda rank: notices(rank, build_notice_limits()),
             lingers=rules.lingers,
             shares_grace=rules.shares_grace,
+            blocks_main=rules.blocks_main,
         )
         self.agents = self.world.agents
         self.agents += [Agent(rank, self.world, name) for rank in range(self.nodes)]
@@ -152,7 +157,10 @@ class SimulatedJob:
         self._has_victims = True
         for agent in self.agents:
             if agent.rank != node:
-                agent.after(self._draw.uniform(0.3, 6), agent.fail)
+                # some see a closed socket before their agents get the notice
+                is_fast = self._draw.random() < _SHARE_OF_FAST_VICTIMS
+                took = self._draw.uniform(0.0, 0.01) if is_fast else self._draw.uniform(0.3, 6)
+                agent.after(took, agent.fail)
 
     @property
     def has_failed(self) -> bool:

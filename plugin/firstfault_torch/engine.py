@@ -18,7 +18,7 @@ from firstfault.store import join
 from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import create_on_node, get_file, put_on_node
 from firstfault_torch.node_context import Identity, NodeContext
-from firstfault_torch.time_limits import PUBLISH_TIMEOUT_SECONDS, TERMINATED_PUBLISH_TIMEOUT_SECONDS
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
@@ -175,6 +175,14 @@ class Engine(Protocol):
         return False
 
 
+def find_hurry(shutdown_requested: threading.Event | None, *, leaving_now: bool) -> Hurry:
+    """Return how much time `Engine.publish` has, by its arguments."""
+    if leaving_now:
+        return Hurry.LEAVING_NOW
+    is_ending = shutdown_requested is not None and shutdown_requested.is_set()
+    return Hurry.TERMINATED if is_ending else Hurry.NONE
+
+
 def upload_verdict(publication: Publication, name: str, seconds: float) -> Publication:
     """Write a verdict's ``error.pb`` below the output prefix, under the engine's name for it.
     Return the verdict with the result.
@@ -261,10 +269,9 @@ class PlainEngine(Engine):
     ) -> Publication:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         if not publication.durable:
-            hurried = leaving_now or (
-                shutdown_requested is not None and shutdown_requested.is_set()
+            seconds = get_limit(
+                ExitStep.PUBLISH, find_hurry(shutdown_requested, leaving_now=leaving_now)
             )
-            seconds = TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else PUBLISH_TIMEOUT_SECONDS
             return upload_verdict(publication, ERROR_FILE, seconds)
         return publication
 

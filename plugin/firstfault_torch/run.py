@@ -3,18 +3,20 @@ from top to bottom.
 
     launch, run_node   run the workers under a reporting agent, until its last round ends with a
                        `RoundEnd`
+    end_failed_node    takes a failed node from there to its end, in these steps:
     reach_verdict      agrees on a verdict with the peer nodes, or concludes alone
     _publish           publishes it, and leaves it for the next attempt and for readers
     _report            logs it, and passes it to an outer launcher and to notifiers
-    _publish_and_exit  does all this within seconds, if the main thread doesn't handle a signal
 
-After a failure `run_node` raises NodeFailedError, and its caller exits.
+After a failure `run_node` raises NodeFailedError, and its caller exits. If the main thread doesn't
+handle a signal, the signal thread calls `end_failed_node`, too, and ends the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 import traceback
@@ -53,7 +55,7 @@ from firstfault_torch.conclusion.conclude_on_node import (
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
 from firstfault_torch.conclusion.publishing import find_published_verdict, publish_or_adopt
-from firstfault_torch.engine import Engine, Publication
+from firstfault_torch.engine import Engine, Publication, find_hurry
 from firstfault_torch.failures.torch_error_file import (
     ERROR_FILE_VARIABLE,
     remove_error_files,
@@ -76,6 +78,7 @@ from firstfault_torch.node.stderr_relay import flush_relays
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.places import look_up_address
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
@@ -117,6 +120,29 @@ class ExitSettings:
     """Set by a signal to this process; ends waits."""
     max_restarts: int = 0
     """Torch's."""
+    leaving_now: bool = False
+    """Whether the signal thread ends the process, because the main thread is blocked in C++. It
+    takes part in no election, has seconds for each step, and calls no notifiers.
+    """
+
+    @property
+    def hurry(self) -> Hurry:
+        """How much time is left."""
+        return find_hurry(self.shutdown_requested, leaving_now=self.leaving_now)
+
+
+@dataclass(slots=True)
+class FailedNode:
+    """A node after its last round, and how far it is on its way to its end."""
+
+    # The main thread writes these fields. The signal thread reads them if the main thread is
+    # blocked: what is done isn't done again, above all no second verdict is concluded.
+    end: RoundEnd
+    is_settled: bool = False
+    """Whether `publication` is known."""
+    publication: Publication | None = None
+    """None if the verdict is left to other nodes, or if firstfault itself failed."""
+    is_reported: bool = False
 
 
 def launch(
@@ -195,24 +221,22 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                 job,
                 node_context,
                 settings,
-                partial(_publish_and_exit, exit_settings),
+                lambda end: _end_process(FailedNode(end), exit_settings),
             )
             peers = end.peers
             if end.error is None:
                 return _leave_with_results(end.results or {}, exit_settings)
-            # Verdict and report come before leftovers are killed, because that may take
-            # `stop_seconds`.
-            publication = reach_verdict(end, exit_settings)
+            node = FailedNode(end)
+            signals.replace_last_resort(_build_last_resort(node, exit_settings))
+            end_failed_node(node, exit_settings)
+            publication = node.publication
             root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
-            _report(publication, engine, end.report.failure_lines)
             is_finished = publication is not None and engine.takes_results(publication.sealed)
-            seconds = options.stop_seconds
-            if signals.shutdown_requested.is_set():
-                seconds = min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
-            kill_orphans(node_context, seconds)
             with suppress_internal_errors("letting the other nodes have the verdict"):
                 if peers is not None and publication is not None:
                     peers.await_confirmations()
+            # From here on the caller ends the process.
+            signals.replace_last_resort(None)
             if is_finished:  # only the teardown failed
                 return _leave_with_results(end.finished_results, exit_settings)
             error = end.error
@@ -227,7 +251,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's
             # store
             traceback.clear_frames(failed.error.__traceback__)
-            del end
+            del end, node
             raise failed from failed.error
         finally:
             with suppress_internal_errors("leaving the store"):
@@ -252,6 +276,55 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
     return results
 
 
+# --- from the end of a round to the end of the node -----------------------------------------------
+
+
+def end_failed_node(node: FailedNode, settings: ExitSettings) -> None:
+    """Take a failed node to its end, from wherever it is: verdict, report, orphans.
+
+    The main thread calls this. If it is blocked, the signal thread calls it at the same time.
+    """
+    if not node.is_settled:
+        node.publication = reach_verdict(node.end, settings)
+        node.is_settled = True
+    if not node.is_reported:
+        _report(node.publication, node.end.report.failure_lines, settings)
+        node.is_reported = True
+    # After verdict and report, because it may take `stop_seconds`.
+    seconds = get_limit(ExitStep.ORPHANS, settings.hurry, settings.options.stop_seconds)
+    kill_orphans(node.end.node_context, seconds)
+
+
+def _build_last_resort(
+    node: FailedNode, settings: ExitSettings
+) -> Callable[[signal.Signals], None]:
+    def end_unless_finished(_: signal.Signals) -> None:
+        # If only the teardown failed, this node has results, which only the main thread can return.
+        known = node.publication
+        if known is None or not settings.engine.takes_results(known.sealed):
+            _end_process(node, settings)
+
+    return end_unless_finished
+
+
+def _end_process(node: FailedNode, settings: ExitSettings) -> None:
+    """End the process from the signal thread, because the main thread handles no signal."""
+    # The main thread may be anywhere, also inside of an election, and may wake at any moment. So
+    # this thread shares with it only what any thread may use: the fields of `node`, the report,
+    # the engine and the recorder; and the names of keys in the store, through a connection of its
+    # own. If both publish, the storage keeps the first verdict, and the other thread adopts it.
+    # After its step the main thread waits in `SignalWatch.replace_last_resort` for the exit below.
+    code = 1
+    try:
+        code = settings.engine.choose_exit_code(None)
+        end_failed_node(node, replace(settings, leaving_now=True))
+        code = settings.engine.choose_exit_code(node.publication)
+        end_node_recorder(node.end.node_context)
+    finally:
+        # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
+        os._exit(code)
+
+
 # --- from the end of a round to a verdict ---------------------------------------------------------
 
 
@@ -260,10 +333,11 @@ def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
     process has to end before the others decide, or if firstfault itself failed.
     """
     publication: Publication | None = None
+    is_left_to_others = False
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
-        publication = _settle_with_peers(end, settings)
+        agree = _leave_election if settings.leaving_now else _settle_with_peers
+        publication, is_left_to_others = agree(end, settings)
     # Its verdict would be the first, and so the one that counts, though it knows less than theirs.
-    is_left_to_others = end.peers is not None and end.peers.settlement.is_left_to_others
     if publication is None and is_left_to_others:
         logger.warning("this process has to end; the other nodes conclude on the failure")
     elif publication is None:
@@ -271,10 +345,25 @@ def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
             publication = _conclude_alone(end, settings)
             if publication is not None:
                 publication = _hand_over(publication, end, settings)
-    if publication is not None and end.peers is not None:
+    if publication is not None and end.peers is not None and not settings.leaving_now:
         with suppress_internal_errors("confirming the verdict"):
             end.peers.confirm_verdict()
     return publication
+
+
+def _leave_election(end: RoundEnd, settings: ExitSettings) -> tuple[Publication | None, bool]:
+    """Return the verdict that the nodes have agreed on, if there is one, and whether other nodes
+    decide: those that don't have to end know more than this node learns in so short a time.
+    """
+    peers = end.peers
+    if peers is None or settings.engine.ends_with_first_node():
+        return None, False
+    left = peers.leave_election(end.report.copies)
+    if left is None:
+        return None, False
+    if left.verdict is not None and left.verdict.document:
+        return _adopt_verdict(left.verdict, end, settings), False
+    return None, left.others_decide
 
 
 def _hand_over(publication: Publication, end: RoundEnd, settings: ExitSettings) -> Publication:
@@ -286,17 +375,23 @@ def _hand_over(publication: Publication, end: RoundEnd, settings: ExitSettings) 
         return publication
     document = publication.sealed.document
     own = ElectedVerdict(document, durable=publication.durable)
-    elected = end.peers.settlement.hand_over(own)
+    elected = end.peers.hand_over(own, leaving_now=settings.leaving_now)
     if elected is None or not elected.document or elected.document == document:
         return publication
     return _adopt_verdict(elected, end, settings)
 
 
-def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Return the verdict that one node reached for all, or None if the nodes could not agree."""
-    peers = end.peers
-    if peers is None:
-        return None
+def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> tuple[Publication | None, bool]:
+    """Return the verdict that one node reached for all, or None if the nodes could not agree; and
+    whether this node left the decision to the others.
+    """
+    if end.peers is None:
+        return None, False
+    publication = _elect(end.peers, end, settings)
+    return publication, end.peers.settlement.is_left_to_others
+
+
+def _elect(peers: Peers, end: RoundEnd, settings: ExitSettings) -> Publication | None:
     own: Publication | None = None
     """What this node concluded as the leader, before the store was lost or another agent took over.
     """
@@ -372,20 +467,20 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None
         found = sealed_verdict.wait_for_peer_verdict(find, delay, settings.shutdown_requested)
         if found is not None:
             return _publish(found, settings)
-    copies, seconds = end.report.copies, settings.options.settle_seconds
-    wait = Wait(seconds, shutdown_requested=settings.shutdown_requested)
-    if settings.shutdown_requested.is_set():
-        wait = Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
+    copies, hurry = end.report.copies, settings.hurry
+    wait = Wait(
+        get_limit(ExitStep.SETTLE, hurry, settings.options.settle_seconds),
+        hurry=hurry,
+        # once it is set, the limits above are short enough: it would end the wait at once
+        shutdown_requested=settings.shutdown_requested if hurry is Hurry.NONE else None,
+    )
     if not is_shared:
         copies = {**copies, **_synthesize_first_node_entry(end)}
         # No other node can write into this node's folder, so there is nothing to wait for.
-        wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
-    own = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(
-        end,
-        copies,
-        settings,
-        Wait(0.0),
-    )
+        wait = replace(wait, seconds=0.0, complete=False)
+    own = _conclude_and_seal(end, copies, settings, wait)
+    if own is None:
+        own = _conclude_and_seal(end, copies, settings, Wait(0.0, hurry=hurry))
     return _publish(own, settings) if own is not None else None
 
 
@@ -457,20 +552,26 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
         for call in others
     ]
     with suppress_internal_errors("publishing the verdict"):
-        publish = partial(settings.engine.publish, shutdown_requested=settings.shutdown_requested)
+        publish = partial(
+            settings.engine.publish,
+            shutdown_requested=settings.shutdown_requested,
+            leaving_now=settings.leaving_now,
+        )
         publication = publish_or_adopt(
             publication, settings.engine, publish, settings.shutdown_requested
         )
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
-        event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
+        event.wait(get_limit(ExitStep.HANDOVER, settings.hurry))
     if own is not None and publication.own is None:
         # This node has left its own verdict for the next attempt; another one's was the first.
         hand_over_verdict(node_context, publication.sealed, settings.shutdown_requested)
     return publication
 
 
-def _report(publication: Publication | None, engine: Engine, failure_lines: dict[int, str]) -> None:
+def _report(
+    publication: Publication | None, failure_lines: dict[int, str], settings: ExitSettings
+) -> None:
     """Log a published verdict, and pass it on to an outer launcher and to notifiers.
 
     `failure_lines` are torch's, by rank.
@@ -481,29 +582,21 @@ def _report(publication: Publication | None, engine: Engine, failure_lines: dict
     if publication is None:
         return
     with suppress_internal_errors("printing what failed"):
-        engine.announce(publication)
-    _write_termination_message(publication)
-    with suppress_internal_errors("reporting to the outer launcher"):
-        outer = os.environ.get(ERROR_FILE_VARIABLE)
-        # another torch agent: copy the root cause into its error file, as torch's `record` does
-        if outer:
-            write_error_file(
-                outer, sealed_verdict.build_torch_error_data(publication.sealed.verdict)
-            )
-    if publication.own is not None:  # this node concluded, and by now all nodes have the verdict
+        settings.engine.announce(publication)
+    # The user may have named a file on a hanging file system.
+    sealed, seconds = publication.sealed, get_limit(ExitStep.REPORT, settings.hurry)
+    write = partial(write_termination_message, sealed.seal.message)
+    call_with_timeout(write, seconds, "writing the termination message", local=True)
+    # another torch agent: copy the root cause into its error file, as torch's `record` does
+    outer = os.environ.get(ERROR_FILE_VARIABLE)
+    if outer:
+        data = sealed_verdict.build_torch_error_data(sealed.verdict)
+        write = partial(write_error_file, outer, data)
+        call_with_timeout(write, seconds, "reporting to the outer launcher", local=True)
+    # this node concluded, and by now all nodes have the verdict
+    if publication.own is not None and not settings.leaving_now:
         with suppress_internal_errors("notifying others"):
             notify(publication.own.report)
-
-
-def _write_termination_message(publication: Publication) -> None:
-    write = partial(write_termination_message, publication.sealed.seal.message)
-    # the user may have named a file on a hanging file system
-    call_with_timeout(
-        write,
-        time_limits.EXIT_STEP_TIMEOUT_SECONDS,
-        "writing the termination message",
-        local=True,
-    )
 
 
 # --- what the agent calls -------------------------------------------------------------------------
@@ -526,45 +619,3 @@ def _judge_restart(
         restart=context,
     )
     return build_restart_record(concluded.conclusion, context)
-
-
-def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
-    """Publish and exit, from another thread than the main one,
-    which waits inside C++ and handles no signal.
-
-    A verdict that another node has published stays: it knew more than this one learns in so short a
-    time. So does a node that stays.
-    """
-    peers = end.peers
-    may_leave = peers is not None and not settings.engine.ends_with_first_node()
-    if may_leave and peers is not None and peers.leave_to_others(end.report.copies):
-        logger.warning("this process has to end; the other nodes conclude on the failure")
-        _exit_at_once(end, settings.engine.choose_exit_code(None))
-        return
-    seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
-    find = partial(find_published_verdict, end.node_context, settings.engine)
-    publication = call_with_timeout(find, seconds, "looking for the verdict of another node")
-    if publication is None:
-        publication = _conclude_and_seal(
-            end,
-            end.report.copies,
-            settings,
-            Wait(seconds, is_hurried=True),
-        )
-    with suppress_internal_errors("leaving the sealed verdict"):
-        if publication is not None:
-            settings.engine.announce(publication)
-            _write_termination_message(publication)
-            publish = partial(settings.engine.publish, leaving_now=True)
-            publication = publish_or_adopt(
-                publication, settings.engine, publish, settings.shutdown_requested
-            )
-    _exit_at_once(end, settings.engine.choose_exit_code(publication))
-
-
-def _exit_at_once(end: RoundEnd, code: int) -> None:
-    # No grace: the pod's own SIGKILL may follow within seconds.
-    kill_orphans(end.node_context, 0.0)
-    end_node_recorder(end.node_context)
-    # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
-    os._exit(code)

@@ -29,6 +29,7 @@ and when foreign text is read or quoted.
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.utils.run_sync": "`try_await`: storage clients and strategies raise anything",
+    "firstfault.utils.brief_threads": "an exception is handed to the caller, as by any executor",
     "firstfault.store.base": "raised again outside of the retries, whose state would keep it",
     "firstfault.store.fsspec_store": "the codes by which storages refuse a conditional write",
     "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",

@@ -46,11 +46,11 @@ from firstfault_torch.agent.deaths import (
     describe_exit,
 )
 from firstfault_torch.agent.launch import RoundEnd, build_job, launch_agent
-from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalReceived, SignalWatch
+from firstfault_torch.agent.stop_processes import WorkerStopper
 from firstfault_torch.compat.torch_agent import log_root_or_first_failure
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.failures.failure_records import ErrorClass
@@ -460,7 +460,7 @@ def test_a_signal_lengthens_a_stop(
         wait_until(others.has_grace)
     else:
         received = SignalReceived(signal.SIGTERM, Moment.now())
-        stopping = partial(wait_until, lambda: agent.node.workers.stopped is not None)
+        stopping = partial(wait_until, lambda: agent.node.workers.stopper.stopped is not None)
         told = threading.Thread(target=lambda: (stopping(), agent.node.report_signal(received)))
         told.start()
     _kill(agent, 1)
@@ -514,7 +514,7 @@ def test_documents_of_two_workers_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "broken"),
-    [(NodeRound, "handle_failures"), (NodeRound, "report_failure"), (LocalWorkers, "stop")],
+    [(NodeRound, "handle_failures"), (NodeRound, "report_failure"), (WorkerStopper, "carry_out")],
 )
 def test_when_our_code_breaks(
     owner: type,

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,21 +24,27 @@ import pytest
 from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.layout import error_key_for
-from firstfault.model import TERMINATED, CollectiveProgress, Place, Writer
+from firstfault.model import CollectiveProgress, Place, Writer
 from firstfault.recorder.client import RecorderClient
 from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
-from firstfault_torch import time_limits
-from firstfault_torch.agent import local_workers as workers
-from firstfault_torch.agent.deaths import WorkerExit, WorkerStop, signal_name
+from firstfault_torch.agent import stop_processes
+from firstfault_torch.agent.deaths import WorkerExit, WorkerSnapshot, WorkerStop, signal_name
 from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
-from firstfault_torch.agent.stop_processes import ProcessStop
 from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.compat.torch_agent import find_ranks_without_result
 from firstfault_torch.node.channel import WorkerChannel, to_message
+from firstfault_torch.protocol.stopping import (
+    SIBLING_FAILED,
+    AskPeers,
+    PeersAsked,
+    StopInstruction,
+    StopWorkers,
+    TorchFoundFailure,
+)
 from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.watchdog.timers import Timer
 from tests.prefix import Prefix
@@ -102,37 +109,40 @@ def start() -> Iterator[Callable[..., list[Any]]]:
         process.join()
 
 
-@pytest.mark.parametrize(
-    ("works", "failed", "seconds", "exit_codes", "least_s"),
-    [
-        ((_plain, _plain), (), LONG_S, [-15, -15], 0.0),
-        ((_plain, _ignores_sigterm), (), 0.3, [-15, -9], 0.3),
-        ((_leaving, _plain), (0,), 0.2, [7, -15], 0.2),
-        ((_ignores_sigterm,), (0,), 0.2, [-9], 2.0),
-    ],
-    ids=[
-        "they end",
-        "one ignores it",
-        "one that failed ends by itself",
-        "one that failed does not end",
-    ],
-)
-def test_they_are_stopped(  # noqa: PLR0917
-    works: tuple[Callable[[Any], None], ...],
-    failed: tuple[int, ...],
-    seconds: float,
-    exit_codes: list[int],
-    least_s: float,
-    start: Callable[..., list[Any]],
-    monkeypatch: pytest.MonkeyPatch,
+def _stop(
+    local: LocalWorkers,
+    reason: str = SIBLING_FAILED,
+    failed: frozenset[int] = frozenset(),
+    seconds: float = LONG_S,
 ) -> None:
-    """The signal ends processes at once; one that ignores it is killed after the time limit."""
-    monkeypatch.setattr(time_limits, "FAILED_WORKER_EXIT_GRACE_SECONDS", 2.0)
-    processes = start(*works)
+    """Stop workers as a node without peers does."""
+    instructions = deque[StopInstruction]([StopWorkers(reason, seconds, failed)])
+    while instructions:
+        instruction = instructions.popleft()
+        if isinstance(instruction, AskPeers):
+            instructions += local.stopper.handle(PeersAsked(has_signal=False))
+        else:
+            instructions += local.stopper.carry_out(instruction)
+
+
+def _watch(prefix: Prefix, processes: list[Any]) -> LocalWorkers:
+    """Return the workers of a node, which are these processes."""
+    context = prefix.node_context()
+    reporter = Reporter(context, lambda rank: Place(node="worker-0", local_rank=rank))
+    local = LocalWorkers(context, reporter, LONG_S, lambda: None)
+    local.stopper.watch(processes)
+    return local
+
+
+def test_one_that_ignores_the_signal_is_killed(
+    start: Callable[..., list[Any]], prefix: Prefix
+) -> None:
+    """One that has failed isn't signalled, and has longer to end by itself."""
+    processes = start(_leaving, _plain, _ignores_sigterm)
     began = time.monotonic()
-    ProcessStop(processes, signal.SIGTERM, spare=frozenset(failed), seconds=seconds).run()
-    assert _exit_codes(processes) == exit_codes
-    assert least_s <= time.monotonic() - began < LONG_S / 2
+    _stop(_watch(prefix, processes), failed=frozenset({0}), seconds=0.3)
+    assert _exit_codes(processes) == [7, -signal.SIGTERM, -signal.SIGKILL]
+    assert 0.3 <= time.monotonic() - began < LONG_S / 2
 
 
 def test_one_that_is_exiting() -> None:
@@ -147,9 +157,9 @@ def test_one_that_is_exiting() -> None:
         ] != "Z" and time.monotonic() < deadline:
             time.sleep(0.01)
 
-        assert int(fields[1 + workers._STAT_FLAGS_INDEX]) & workers._EXITING
-        assert not workers._is_running(process.pid)
-        assert workers._is_running(os.getpid())
+        assert int(fields[1 + stop_processes.STAT_FLAGS_INDEX]) & stop_processes.PROCESS_EXITING
+        assert not stop_processes.is_running(process.pid)
+        assert stop_processes.is_running(os.getpid())
         process.kill()
 
 
@@ -160,21 +170,15 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
     processes = start(_plain, _plain)
     processes[0].terminate()
     _exit_codes(processes[:1])
-    local = LocalWorkers(
-        prefix.node_context(),
-        Reporter(prefix.node_context(), lambda rank: Place(node="worker-0", local_rank=rank)),
-        LONG_S,
-        lambda: None,
-    )
-    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=processes))
-
-    local.stop("another worker of this node had failed")
+    local = _watch(prefix, processes)
+    _stop(local)
 
     assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGTERM]
     now = time.monotonic_ns()
-    assert local.stopped is not None
+    assert local.stopper.stopped is not None
     assert [
-        local.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)
+        local.stopper.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now))
+        for rank in (0, 1)
     ] == [False, True]
 
 
@@ -185,44 +189,33 @@ def test_workers_whose_deadlines_expire_together(
     the first death makes torch send SIGTERM to the next worker.
     """
     processes = start(_plain, _plain)
-    local = LocalWorkers(
-        prefix.node_context(),
-        Reporter(prefix.node_context(), Place),
-        LONG_S,
-        lambda: None,
-    )
-    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=processes))
+    local = _watch(prefix, processes)
 
     def log(*_: object) -> None:
         for process in processes:
             process.terminate()
         _exit_codes(processes)
 
-    monkeypatch.setattr(workers.logger, "warning", log)
-    local._expire({process.pid: Timer(process.pid, "step", "", 0.0, 1.0) for process in processes})
+    monkeypatch.setattr(stop_processes.logger, "warning", log)
+    local.stopper.expire(
+        {process.pid: Timer(process.pid, "step", "", 0.0, 1.0) for process in processes}
+    )
     assert _exit_codes(processes) == [-signal.SIGKILL, -signal.SIGKILL]
 
 
 def test_a_deadline_of_a_worker_that_is_gone(prefix: Prefix) -> None:
     """A process that has the number of a worker after it gets no signal."""
-    local = LocalWorkers(
-        prefix.node_context(),
-        Reporter(prefix.node_context(), Place),
-        LONG_S,
-        lambda: None,
-    )
     # the shell ends, so its child isn't this process's
     shell = subprocess.run(
         ["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True
     )
     pid = int(shell.stdout)
-    local._context = SimpleNamespace(
-        _pc=SimpleNamespace(processes=[SimpleNamespace(pid=pid, exitcode=None)])
-    )
-    local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
+    local = _watch(prefix, [])
+    local.stopper._processes = [SimpleNamespace(pid=pid, exitcode=None)]
+    local.stopper.expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
     os.kill(pid, 0)
-    assert workers._is_running(pid)
-    assert not local.expired
+    assert stop_processes.is_running(pid)
+    assert not local.stopper.expired
     os.kill(pid, signal.SIGKILL)
 
 
@@ -242,9 +235,9 @@ def test_a_deadline_of_a_worker_that_is_no_child(prefix: Prefix) -> None:
     pid = int(shell.stdout)
     processes = [SimpleNamespace(pid=pid, exitcode=None, sentinel=-1)]
     local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
-    local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
-    assert local.expired.keys() == {0}
-    wait_until(lambda: not workers._is_running(pid))
+    local.stopper.expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
+    assert local.stopper.expired.keys() == {0}
+    wait_until(lambda: not stop_processes.is_running(pid))
     local.stop_watching()
 
 
@@ -262,23 +255,20 @@ def test_a_deadline_after_the_program_closed_every_descriptor(
     )
     processes = start(_plain)
     local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
-    number = local._pidfds[0].number
+    number = local.stopper._pidfds[0].number
     with (tmp_path / "data").open("w") as data:
         os.dup2(data.fileno(), number)
-    local._expire({processes[0].pid: Timer(processes[0].pid, "step", "", 0.0, 1.0)})
+    local.stopper.expire({processes[0].pid: Timer(processes[0].pid, "step", "", 0.0, 1.0)})
     assert _exit_codes(processes) == [-signal.SIGKILL]
     local.stop_watching()
     os.write(number, b"still open")
     os.close(number)
 
 
-@pytest.mark.parametrize(("reason", "exit_code"), [("a failure", 7), (TERMINATED, -15)])
 def test_a_program_that_exits_while_a_peer_fails(
-    reason: str, exit_code: int, start: Callable[..., list[Any]], prefix: Prefix
+    start: Callable[..., list[Any]], prefix: Prefix
 ) -> None:
-    """It ends by itself, and counts as failed when it began to exit; after a signal to the node it
-    is stopped like all others.
-    """
+    """It ends by itself, and counts as failed when it began to exit."""
     with tempfile.TemporaryDirectory(
         prefix="ff-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:
@@ -299,22 +289,17 @@ def test_a_program_that_exits_while_a_peer_fails(
         pcontext = SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={})
         local.started(pcontext, (0, 1))
         local.find_finished()  # all that was sent before has been read
-        local.stop(reason, frozenset({1}))
-        assert _exit_codes(processes)[0] == exit_code
+        _stop(local, failed=frozenset({1}))
+        assert _exit_codes(processes)[0] == 7
         (exiting_ns,) = local.find_failure_times().values()
-        assert began < exiting_ns < local.stopped.began_ns
-        assert (0 in local.stopped.failed_first) == (exit_code == 7)
+        assert began < exiting_ns < local.stopper.stopped.began_ns
+        assert 0 in local.stopper.stopped.failed_first
         local.stop_watching()
         local.close()
 
 
 @pytest.mark.parametrize("function", ["__del__", "__next__"])
-def test_a_worker_in_a_finaliser(
-    function: str,
-    start: Callable[..., list[Any]],
-    prefix: Prefix,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_in_a_finaliser(function: str) -> None:
     """The agent waits for the report of a worker that drops a loader,
     perhaps for an exception that it has raised.
     """
@@ -322,21 +307,8 @@ def test_a_worker_in_a_finaliser(
         'Thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/loader.py", line 3'
         f" in {function}\n"
     )
-    seen = workers.WorkerSnapshot(f'{stack}  File "/app/train.py", line 9 in main\n')
-    monkeypatch.setattr(workers, "collect_snapshots", lambda *_: {0: seen})
-    awaited: list[set[int]] = []
-    local = LocalWorkers(
-        prefix.node_context(),
-        Reporter(prefix.node_context(), Place),
-        LONG_S,
-        lambda: None,
-    )
-    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=start(_plain)))
-    local._await_reports_of_raising = lambda ranks: frozenset(awaited.append(ranks) or ())
-
-    local.stop("another worker of this node had failed")
-
-    assert awaited == [{0} if function == "__del__" else set()]
+    seen = WorkerSnapshot(f'{stack}  File "/app/train.py", line 9 in main\n')
+    assert stop_processes.find_raising({0: seen}) == ({0} if function == "__del__" else set())
 
 
 def test_unfinished() -> None:
@@ -766,7 +738,7 @@ def test_workers_that_have_come_to_their_end(
     assert local.take_results(local.finished) == {1: "loss"}
     local.are_programs = True
     assert local.find_finished() == {0, 1}
-    local.stopped = WorkerStop("another worker of this node had failed", 0)
+    local.stopper.handle(TorchFoundFailure(frozenset(), (), 0))
     assert local.find_finished() == frozenset()
     local._watch.stop()
     local.close()

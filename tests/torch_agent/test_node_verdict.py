@@ -277,9 +277,8 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     monkeypatch.setattr(
         type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb")
     )
-    return lambda: run._publish_and_exit(
-        run.ExitSettings(engine, Options(), threading.Event()), end
-    )
+    settings = run.ExitSettings(engine, Options(), threading.Event())
+    return lambda: run._end_process(run.FailedNode(end), settings)
 
 
 @pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])

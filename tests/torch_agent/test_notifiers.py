@@ -181,10 +181,9 @@ def test_a_slow_lookup_of_notifiers_is_bounded(
 def _reported(prefix: Prefix, end: RoundEnd) -> Publication | None:
     """Return the verdict on a failed round, after it was published and reported."""
     engine = PlainEngine(str(prefix.folder.parent), 0, f"worker-{end.group_rank}")
-    publication = run.reach_verdict(
-        end, run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event())
-    )
-    run._report(publication, engine, {})
+    settings = run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event())
+    publication = run.reach_verdict(end, settings)
+    run._report(publication, {}, settings)
     return publication
 
 

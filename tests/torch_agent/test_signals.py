@@ -81,7 +81,7 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
 
     watch = SignalWatch()
     watch.on_received = tell
-    watch.last_resort = last_resort
+    watch.replace_last_resort(last_resort)
     with watch:
         try:
             work(watch, say)

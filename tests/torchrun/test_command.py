@@ -279,3 +279,55 @@ def test_a_program_that_cannot_run_ends_with_the_reason(
     assert node.err.splitlines()[-1] == f"  More: firstfault show {node.prefix}"
     assert node.err.count(BAD_VALUES["FIRSTFAULT_ATTEMPT"]) == 1
     assert node.err.count("\n  More: ") == 1
+
+
+LAUNCHER_HOOKS = """
+import atexit, os, threading, time
+from pathlib import Path
+
+
+class Kept:
+    def __del__(self, touch=Path("destroyed").touch):
+        touch()
+
+
+def work():
+    time.sleep(1)
+    Path("thread").touch()
+
+
+if "RANK" not in os.environ:
+    kept = Kept()
+    file = open("file", "w")
+    file.write("not flushed")
+    atexit.register(Path("at-exit").touch)
+    threading.Thread(target=work).start()
+"""
+"""What others run in a launcher's process: a function for its end, and a thread."""
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("command", ["firstfault", "torch.distributed.run"])
+@pytest.mark.parametrize("codes", ["", "stop:93,unknown:93,retry:93"])
+def test_a_failed_launcher_ends_at_once(command: str, codes: str, tmp_path: Path) -> None:
+    """It waits for threads, calls functions for the exit, flushes files, and has its code; but
+    Python doesn't destroy its modules, which takes as long as all else after a failure.
+    """
+    (tmp_path / "sitecustomize.py").write_text(LAUNCHER_HOOKS)
+    (tmp_path / "train.py").write_text('raise ValueError("batch 7 has no labels")')
+    words = ["-m", command, *["torchrun"] * (command == "firstfault"), "--standalone", "train.py"]
+    variables = {"PYTHONPATH": str(tmp_path), "FIRSTFAULT": "1", "FIRSTFAULT_EXIT_CODES": codes}
+    ended = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == (93 if codes else 1), ended.stderr
+    assert "ValueError" in ended.stderr
+    found = {name for name in ("thread", "at-exit", "destroyed") if (tmp_path / name).exists()}
+    assert found == {"thread", "at-exit"}
+    assert (tmp_path / "file").read_text() == "not flushed"

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.model import TERMINATED, Phase
 from firstfault_torch.agent.deaths import WorkerExit
-from firstfault_torch.agent.node_round import AGENT_FAILED, NEW_RENDEZVOUS, NodeRound
+from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.agent.observed_logs import ObservedLogsSpecs
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
@@ -31,6 +31,7 @@ from firstfault_torch.node.fork_gate import hold_forked_workers
 from firstfault_torch.node_context import NodeContext, environment_set
 from firstfault_torch.options import with_node
 from firstfault_torch.protocol.notices import FailureNotice
+from firstfault_torch.protocol.stopping import AGENT_FAILED, NEW_RENDEZVOUS
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round, has_shared_store
 from firstfault_torch.watchdog.timers import TORCH_ENABLED_VARIABLE
@@ -335,7 +336,7 @@ class ReportingAgent(LocalElasticAgent):
         Torch's own result and log name the failure that it finds first, which may be a stopped
         sibling; or none, while a child of the dead process keeps its sentinel open.
         """
-        files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
+        files, stopped = self.node.reporter.report.error_files, self.node.workers.stopper.stopped
         reported = stopped.failed_first if stopped is not None else frozenset()
         # Not simply the earliest death: a rank that raised, or called `sys.exit`, may be in its
         # teardown for seconds, and die after the siblings that failed because of it.

@@ -147,7 +147,7 @@ def launch_agent(
         error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
         last_resort(_end_failed_round(agent, error, node_context))
 
-    signals.last_resort = end_pod
+    signals.replace_last_resort(end_pod)
     try:
         arguments, run, shutdown = job.prepare()
         try:
@@ -170,8 +170,9 @@ def launch_agent(
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
         # The exception of a signal has arrived here: the signal thread must not raise again during
-        # the report.
+        # the report, nor report this end itself.
         signals.acknowledge()
+        signals.replace_last_resort(None)
         if isinstance(error, SignalException):
             shutdown = None  # the rendezvous stays open: another pod may take this one's place
         return _end_failed_round(agent, error, node_context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import replace
+from collections import deque
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.model import TERMINATED, TERMINATED_BY
-from firstfault_torch.agent.deaths import WorkerExit, WorkerStop, describe_agent_failure
+from firstfault_torch.agent.deaths import WorkerExit, describe_agent_failure
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.place_factory import PlaceFactory
 from firstfault_torch.agent.reporter import Reporter
@@ -25,6 +25,22 @@ from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext
 from firstfault_torch.protocol.notices import FailureNotice
+from firstfault_torch.protocol.stopping import (
+    AGENT_FAILED,
+    AgentTerminated,
+    AnnounceGrace,
+    AskPeers,
+    BroadcastAgentError,
+    BroadcastFailure,
+    DocumentExits,
+    NoticeReceived,
+    PeersAsked,
+    StopEvent,
+    StopInstruction,
+    StopRequested,
+    TorchFoundFailure,
+    WorkersFailed,
+)
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 
@@ -34,9 +50,6 @@ if TYPE_CHECKING:
 
 HANG_ENTRY_POINTS = "firstfault.hang"
 """Entry-point group of stall watches: callables like `firstfault_torch.hang.StallWatch`."""
-NEW_RENDEZVOUS = "a new rendezvous begins"
-AGENT_FAILED = "its agent had failed"
-_SIBLING_FAILED = "another worker of this node had failed"
 
 
 class NodeRound:
@@ -63,13 +76,14 @@ class NodeRound:
         """Set to wake the main thread: a worker failed, or the round's outcome is known."""
         self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
-        watchdog = resolve_watchdog(options.watchdog)
+        self._terminated_seconds = options.terminated_stop_seconds or options.stop_seconds
         self.workers = LocalWorkers(
             node_context,
             self.reporter,
             options.stop_seconds,
             self.wake.set,
-            watchdog,
+            watchdog=resolve_watchdog(options.watchdog),
+            healthy_seconds=self._terminated_seconds,
         )
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
         self.reporter.find_finished = self.workers.find_finished
@@ -88,11 +102,6 @@ class NodeRound:
         """Whether all nodes have succeeded; a signal isn't a failure then."""
         self._group = group
         self._settings = settings
-        self._terminated_seconds = options.terminated_stop_seconds or options.stop_seconds
-        self._has_failed = False
-        """Whether a worker of the round has failed, here or elsewhere:
-        its siblings have less time to end.
-        """
         self._restarts_left = 0
         self._signal_reported = threading.Event()
 
@@ -101,7 +110,6 @@ class NodeRound:
     def begin(self, number: int, restarts_left: int, restarts_used: int) -> None:
         """Begin a round, after the rendezvous."""
         self._restarts_left = restarts_left
-        self._has_failed = False
         self.places.begin_round(number, restarts_used)
         self.reporter.begin(number, self._group.group_world_size or 0)
         self.workers.begin_round()
@@ -200,40 +208,25 @@ class NodeRound:
         worker_exits = self.workers.get_exits()
         if not reported and not worker_exits:
             return []
-        if self.workers.stopped is None:
-            # A worker may have raised and reported, but still be alive in its teardown: torch sees
-            # nothing yet. Another may have been killed before it could report. Both failed by
-            # themselves, so neither is stopped as a sibling.
-            first = frozenset(reported) | {worker_exit.local_rank for worker_exit in worker_exits}
-            # Peers first: the steps below take seconds, and until the notice arrives the peers see
-            # only broken connections.
-            self._broadcast_failure(reported, worker_exits)
-            for worker_exit in worker_exits:
-                # before the siblings are asked: the document about the first death is to be durable
-                # first
-                self.workers.document(worker_exit)
-            self._has_failed = True
-            self.workers.stop(_SIBLING_FAILED, first, find_extra_seconds=self._find_extra_seconds)
+        times = {rank: int(report.get("monotonic_ns", 0)) for rank, report in reported.items()}
+        self._decide(WorkersFailed(times, _list_ranks(worker_exits)))
         # Looked up again: the stop has ended the siblings, and a worker that had only reported has
         # exited by now.
         return self.workers.get_exits()
 
     def report_failure(self, result: RunResult, looked_ns: int) -> None:
         """Finish the report after torch has found a failure."""
-        if self.workers.stopped is None:
-            # A worker died between `handle_failures` and torch's look: torch saw the failure first
-            # and has stopped the remaining workers. `looked_ns` is from before that look, so their
-            # deaths count as stopped. `first` is empty if torch names no worker: since torch 2.13
-            # it may report UNHEALTHY for one in uninterruptible sleep.
-            first = frozenset(failure.local_rank for failure in result.failures.values())
-            worker_exits = [
-                worker_exit
-                for worker_exit in self.workers.get_exits()
-                if worker_exit.local_rank in first
-            ]
-            self._broadcast_failure({}, worker_exits)
-            self._has_failed = True
-            self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, failed_first=first)
+        # A worker may have died between `handle_failures` and torch's look: torch saw the failure
+        # first and has stopped the remaining workers. `looked_ns` is from before that look, so
+        # their deaths count as stopped. `failed` is empty if torch names no worker: since torch
+        # 2.13 it may report UNHEALTHY for one in uninterruptible sleep.
+        failed = frozenset(failure.local_rank for failure in result.failures.values())
+        exited = [
+            worker_exit
+            for worker_exit in self.workers.get_exits()
+            if worker_exit.local_rank in failed
+        ]
+        self._decide(TorchFoundFailure(failed, _list_ranks(exited), looked_ns))
         self.finish_report()
 
     def stop_workers(
@@ -244,40 +237,46 @@ class NodeRound:
     ) -> None:
         """Stop workers that haven't failed, or end their stop, unless they have succeeded.
 
-        Peers hear of the `agent_error` before: the workers may take as long to end as in torch.
+        Several paths of torch end here for one failure: its `_stop_workers` and `_shutdown`, and
+        `report_agent`. Only the first gives its reason.
         """
-        workers, seconds = self.workers, self._terminated_seconds
-        if not workers.is_watched or self._group.state is WorkerState.SUCCEEDED:
+        if not self.workers.is_watched or self._group.state is WorkerState.SUCCEEDED:
             return
-        # Several paths end here for one failure: torch's `_stop_workers` and `_shutdown`, and
-        # `report_agent`. Only the first may give its reason. The exception of a signal may have
-        # interrupted a stop: then torch would send the workers a second signal, while their
-        # handlers still answer the first one.
-        if workers.stopped is not None:
-            workers.resume_stop(sent, seconds)
-            return
-        if self.peers is not None and reason == NEW_RENDEZVOUS:
-            self.peers.broadcast.announce_grace(seconds)
-        if agent_error is not None:
-            self._broadcast_agent_failure(_describe_agent_error(agent_error))
-        workers.stop(reason, sent=sent, seconds=seconds)
+        error = _describe_agent_error(agent_error) if agent_error is not None else ""
+        self._decide(StopRequested(reason, error, sent.name))
 
     @property
     def stop_seconds(self) -> float:
         """How long the workers may take to end: as long as in torch,
         unless one of them has failed.
         """
-        return self._settings.options.stop_seconds if self._has_failed else self._terminated_seconds
+        return self.workers.stopper.stop_seconds
 
-    def _find_extra_seconds(self) -> float:
-        """Return for how many seconds longer workers may run that would be killed now. That is 0 if
-        no node is known to have received a signal.
-        """
-        # A signal to one node ends its workers. Other nodes may see this before the signal's notice
-        # arrives, as failures of ranks that have lost their peers.
-        if self.peers is None or not self.peers.broadcast.has_grace():
-            return 0.0
-        return self._terminated_seconds
+    def _decide(self, event: StopEvent) -> None:
+        """Carry out what an event leads to, until nothing more follows from it."""
+        instructions = deque(self.workers.stopper.handle(event))
+        while instructions:
+            instructions += self._carry_out(instructions.popleft())
+
+    def _carry_out(self, instruction: StopInstruction) -> list[StopInstruction]:
+        match instruction:
+            case BroadcastFailure(local_rank):
+                self._broadcast_failure(local_rank)
+            case BroadcastAgentError(what):
+                self._broadcast_agent_failure(what)
+            case AnnounceGrace(seconds):
+                if self.peers is not None:
+                    self.peers.broadcast.announce_grace(seconds)
+            case DocumentExits(local_ranks):
+                for worker_exit in self.workers.get_exits():
+                    if worker_exit.local_rank in local_ranks:
+                        self.workers.document(worker_exit)
+            case AskPeers():
+                has_signal = self.peers is not None and self.peers.broadcast.has_grace()
+                return self.workers.stopper.handle(PeersAsked(has_signal))
+            case _:
+                return self.workers.stopper.carry_out(instruction)
+        return []
 
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""
@@ -295,45 +294,35 @@ class NodeRound:
             ):
                 self.survivors.forget_recovered(self._group)
 
-    def _broadcast_failure(
-        self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]
-    ) -> None:
-        """Send its peers the failure of the worker that reported first,
-        else of the first that died.
-        """
+    def _broadcast_failure(self, local_rank: int | None) -> None:
+        """Send its peers the failure of a worker, or that the workers are unhealthy."""
+        if self.peers is None:
+            return
         place = self.places.of()
-        what = "its workers are unhealthy"
-        is_fatal = self._restarts_left == 0
-        failure = FailureNotice(
-            what,
-            place.node,
-            place.group_rank,
-            fatal=is_fatal,
-            asks=self.needs_restart_vote,
+        rank = self.places.rank_of(local_rank) if local_rank is not None else None
+        report = self.workers.reported().get(local_rank, {}) if local_rank is not None else {}
+        self.peers.notify(
+            FailureNotice(
+                self._describe_failure(local_rank, report),
+                place.node,
+                place.group_rank,
+                rank=rank,
+                document=str(report.get("document", "")),
+                fatal=self._restarts_left == 0,
+                asks=self.needs_restart_vote,
+            )
         )
-        if reported:
-            local, report = min(
-                reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0])
-            )
-            what = str(report.get("what", ""))
-            document = str(report.get("document", ""))
-            failure = replace(
-                failure,
-                what=what,
-                rank=self.places.rank_of(local),
-                document=document,
-            )
-        elif worker_exits:
-            first = worker_exits[0]
-            expiry = self.workers.expired.get(first.local_rank)
-            what = (
-                expiry.deadline.text
-                if expiry is not None
-                else first.signal or f"exit code {first.exit_code}"
-            )
-            failure = replace(failure, what=what, rank=self.places.rank_of(first.local_rank))
-        if self.peers is not None:
-            self.peers.notify(failure)
+
+    def _describe_failure(self, local_rank: int | None, report: dict[str, Any]) -> str:
+        if report:
+            return str(report.get("what", ""))
+        for worker_exit in self.workers.get_exits():
+            if worker_exit.local_rank == local_rank:
+                expiry = self.workers.stopper.expired.get(local_rank)
+                if expiry is not None:
+                    return expiry.deadline.text
+                return worker_exit.signal or f"exit code {worker_exit.exit_code}"
+        return "its workers are unhealthy"
 
     # --- a failure of the agent itself ------------------------------------------------------------
 
@@ -343,7 +332,7 @@ class NodeRound:
             if self.finished:
                 return
             # First: workers of this or another node may be about to be killed because of a failure.
-            self.workers.grace.lengthen(self._terminated_seconds)
+            self.workers.stopper.handle(AgentTerminated())
             self._announce_leaving()
             # At the same time the main thread raises SignalException and stops the workers, but it
             # may be blocked in C++ for minutes; so this thread writes the document. Deadlines
@@ -417,18 +406,9 @@ class NodeRound:
             self.survivors.await_all_exits()
         self._forget_recovered()
         with suppress_internal_errors_in_main("stopping the workers"):
-            # Both nodes may have failed at the same time. A worker that has exited already wasn't
-            # ended by this stop, and its document must not blame the peer.
-            exited_ranks = frozenset(
-                worker_exit.local_rank for worker_exit in self.workers.get_exits()
-            )
-            self._has_failed = failure.stop_seconds == 0
-            self.workers.stop(
-                failure.reason,
-                exited_ranks,
-                caused_by=failure.cause,
-                seconds=self.stop_seconds,
-                find_extra_seconds=self._find_extra_seconds,
+            exited = frozenset(_list_ranks(self.workers.get_exits()))
+            self._decide(
+                NoticeReceived(failure.reason, failure.cause, failure.stop_seconds, exited)
             )
             self.finish_report()
 
@@ -454,3 +434,7 @@ class NodeRound:
 
 def _describe_agent_error(error: BaseException) -> str:
     return f"{type(error).__name__} in its agent"
+
+
+def _list_ranks(worker_exits: list[WorkerExit]) -> tuple[int, ...]:
+    return tuple(worker_exit.local_rank for worker_exit in worker_exits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from firstfault.exceptions.printed_tracebacks import remove_traceback
 from firstfault.recorder.client import RecorderClient
 from firstfault.recorder.folder import get_stack_tail
 from firstfault.recorder.spool import SpooledDocument
+from firstfault.utils.brief_threads import BriefThreads
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import (
@@ -33,6 +34,7 @@ from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.protocol.notices import FailureNotice
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 _UPLOADS = 4
 """Uploads of one node at a time."""
@@ -86,7 +88,7 @@ class Reporter:
         """Returns how far the workers came in this round."""
         self.find_finished: Callable[[], frozenset[int]] = frozenset
         """Returns the local ranks that had come to their end before the round's first failure."""
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: BriefThreads | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
         self._own_logs: dict[int, model.LogTail] = {}
@@ -99,7 +101,8 @@ class Reporter:
         if self._hurried_until is None:
             return seconds
         left = self._hurried_until - time.monotonic()
-        return min(seconds, max(left, time_limits.TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
+        late = get_limit(ExitStep.LATE_UPLOAD, Hurry.TERMINATED, seconds)
+        return min(seconds, max(left, late))
 
     def shorten_deadlines(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated,
@@ -107,7 +110,7 @@ class Reporter:
         """
         # Only the first signal: a second one must not extend the time.
         if self._hurried_until is None:
-            self._hurried_until = time.monotonic() + time_limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS
+            self._hurried_until = time.monotonic() + get_limit(ExitStep.UPLOADS, Hurry.TERMINATED)
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -440,7 +443,7 @@ class Reporter:
         # can submit; `drain` ends it, because a thread that is alive at a fork may leave a lock
         # locked in the worker.
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
+            self._pool = BriefThreads(_UPLOADS, "firstfault-upload")
         return self._pool.submit(call)
 
 

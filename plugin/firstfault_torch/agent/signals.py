@@ -9,7 +9,6 @@ signal.
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import os
 import signal
@@ -27,6 +26,7 @@ from typing_extensions import Self
 
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment
+from firstfault_torch.protocol.shutdown import SignalPhase
 from firstfault_torch.time_limits import (
     MAIN_THREAD_TIMEOUT_SECONDS,
     POSTPONED_SIGNAL_TIMEOUT_SECONDS,
@@ -37,18 +37,6 @@ suppress_internal_errors_in_main = partial(suppress_internal_errors, through=(Si
 """`suppress_internal_errors` in the main thread, through which the exception of a signal passes."""
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that terminate a pod; the same as torch elastic's."""
-
-
-class SignalPhase(enum.Enum):
-    """What a signal does, depending on how far this pod is."""
-
-    WORKING = "working"
-    """The main thread is interrupted by torch's SignalException."""
-    SETTLING = "settling"
-    """The wait for other nodes ends, and the verdict is sealed with the reports that have arrived.
-    """
-    LEAVING = "leaving"
-    """Do nothing: this pod is writing its result and exits soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +61,11 @@ class SignalWatch:
     """Receives the signals that terminate this process while it is entered.
 
         WORKING    a signal raises SignalException in the main thread, and `on_received` reports it
-                   in another thread `acknowledge`: the main thread handles it; without this,
-                   `last_resort` ends the
-                   pod
-        SETTLING   after `begin_shutdown`: a signal only ends waits
+                   in another thread; `acknowledge`: the main thread handles it
+        SETTLING   after `begin_shutdown`: a signal only ends waits, if the main thread runs Python
         LEAVING    after `ignore_signals_until_exit` or the block: a signal does nothing
+
+    If the main thread doesn't do its part within a second, `last_resort` ends the pod.
 
     Only the main thread can install handlers: entered in another thread, it changes and receives
     nothing.
@@ -93,6 +81,8 @@ class SignalWatch:
         self._is_interruptible = threading.Event()
         """Cleared while the main thread runs code that no signal's exception may interrupt."""
         self._is_interruptible.set()
+        self._has_run_handler = ShutdownEvent()
+        """Set in the main thread by a signal that interrupts nothing."""
         self._postponed: signal.Signals | None = None
         """A signal that arrived during the block."""
         self._raised_at = -math.inf
@@ -100,10 +90,12 @@ class SignalWatch:
         """
         self.on_received: Callable[[SignalReceived], None] | None = None
         """Called in the watching thread at the first signal, whatever the main thread is doing."""
-        self.last_resort: Callable[[signal.Signals], None] | None = None
+        self._last_resort: Callable[[signal.Signals], None] | None = None
         """Ends the pod: called in the watching thread if the main thread ignores
         a signal for too long.
         """
+        self._ends_pod = threading.Lock()
+        """Held during `_last_resort`."""
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._wakeup_writer: socket.socket | None = None
@@ -137,9 +129,9 @@ class SignalWatch:
     ) -> None:
         # The phase first: a signal that arrives while the handlers are put back does nothing.
         self._phase = SignalPhase.LEAVING
-        self.on_received = self.last_resort = (
-            None  # they hold the agent, and `_forget_in_child` holds this object
-        )
+        # They hold the agent, and `_forget_in_child` holds this object.
+        self.on_received = None
+        self.replace_last_resort(None)
         if self._wakeup_writer is None:
             return
         with suppress_internal_errors("ceasing to listen to signals"):
@@ -167,12 +159,23 @@ class SignalWatch:
             # which a second SIGTERM ends the process before it has written its result.
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
+    def replace_last_resort(self, last_resort: Callable[[signal.Signals], None] | None) -> None:
+        """Set what ends the pod from now on if the main thread ignores a signal for too long.
+
+        If the pod is being ended, this waits for its end: a main thread that comes out of C++ then
+        must not go on to report the same failure a second time.
+        """
+        with self._ends_pod:
+            self._last_resort = last_resort
+
     def acknowledge(self) -> None:
         """Confirm that the main thread handles the signal, so that it isn't interrupted again."""
         self._noticed.set()
 
     def begin_shutdown(self) -> None:
         """Let further signals end waits and interrupt nothing."""
+        # The one of the phase before would report a signal as this node's failure.
+        self.replace_last_resort(None)
         self._phase = SignalPhase.SETTLING
         self._noticed.set()
 
@@ -225,13 +228,12 @@ class SignalWatch:
         if not self._is_interruptible.is_set():
             self._postponed = signal.Signals(number)
             return
+        if not self._phase.interrupts_main:
+            self._has_run_handler.set()
+            return
         now = time.monotonic()
         has_just_raised = now - self._raised_at < SIGNAL_RAISE_INTERVAL_SECONDS
-        if (
-            self._phase is SignalPhase.WORKING
-            and not self._noticed.is_set()
-            and not has_just_raised
-        ):
+        if not self._noticed.is_set() and not has_just_raised:
             self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
@@ -244,41 +246,43 @@ class SignalWatch:
                 number = next(
                     (signal.Signals(byte) for byte in data if byte in set(self._handled)), None
                 )
-                if (
-                    number is not None
-                    and self.received is None
-                    and self._phase is not SignalPhase.LEAVING
-                ):
+                if number is not None and self.received is None and self._phase.needs_main:
                     self.received = SignalReceived(number, Moment.now())
                     self.shutdown_requested.set()
                     with suppress_internal_errors("answering a signal"):
-                        if self._phase is SignalPhase.WORKING:
-                            self._answer(self.received)
+                        self._answer(self.received)
 
     def _answer(self, received: SignalReceived) -> None:
         """Report the signal, and end the pod if the main thread doesn't handle it."""
         # The report comes first: it is bounded, and by then the main thread has had time to handle
         # the signal.
-        with suppress_internal_errors("reporting that this pod is terminated"):
-            if self.on_received is not None:
-                self.on_received(received)
-        if not self._is_handled(received.number) and self.last_resort is not None:
-            logger.warning(
-                "the main thread didn't handle %s; exiting from another thread",
-                received.number.name,
-            )
-            self.last_resort(received.number)
+        if self._phase.reports_signal:
+            with suppress_internal_errors("reporting that this pod is terminated"):
+                if self.on_received is not None:
+                    self.on_received(received)
+        # A main thread that needs no exception isn't disturbed in vain, such as after success.
+        is_needed = self._phase.interrupts_main or self._last_resort is not None
+        if not is_needed or self._is_handled(received.number):
+            return
+        with self._ends_pod:
+            if self._last_resort is not None:
+                logger.warning(
+                    "the main thread didn't handle %s; exiting from another thread",
+                    received.number.name,
+                )
+                self._last_resort(received.number)
 
     def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident
+        handled = self._noticed if self._phase.interrupts_main else self._has_run_handler
         self._is_interruptible.wait(POSTPONED_SIGNAL_TIMEOUT_SECONDS)
         for _ in range(round(MAIN_THREAD_TIMEOUT_SECONDS / SIGNAL_RAISE_INTERVAL_SECONDS)):
             # Longer than the interval: `_handle` ignores a signal that comes within one interval
             # after it has raised.
-            if self._noticed.wait(1.1 * SIGNAL_RAISE_INTERVAL_SECONDS):
+            if handled.wait(1.1 * SIGNAL_RAISE_INTERVAL_SECONDS):
                 return True
             if main is not None:
                 # To that thread: a system call there is interrupted, so the Python handler runs.
                 # Code may also have swallowed the first exception; then this raises another.
                 signal.pthread_kill(main, number)
-        return self._noticed.is_set()
+        return handled.is_set()

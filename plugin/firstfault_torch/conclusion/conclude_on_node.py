@@ -24,6 +24,7 @@ from firstfault_torch.conclusion.sealed_verdict import NodeConclusion
 from firstfault_torch.engine import Engine
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion, RestartContext
@@ -40,7 +41,7 @@ class Wait:
     seconds: float
     expected_nodes: int | None = None
     """Number of nodes in place of the number in the roster."""
-    is_hurried: bool = False
+    hurry: Hurry = Hurry.NONE
     """Whether the process is about to exit, so only the wait for the nodes may take long."""
     complete: bool = True
     """False if a live node is known not to have reported."""
@@ -119,8 +120,8 @@ def _first_conclusion(
     strategies = [strategy] if strategy == _FALLBACK_STRATEGY else [strategy, _FALLBACK_STRATEGY]
     policies = [None] if policy is None else [policy, None]
     *tried, last = [(name, chosen) for chosen in policies for name in strategies]
-    hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
-    seconds = hurried if wait.is_hurried else time_limits.CONCLUDE_TIMEOUT_SECONDS
+    hurried = get_limit(ExitStep.CONCLUDE, Hurry.TERMINATED)
+    seconds = get_limit(ExitStep.CONCLUDE, wait.hurry)
     logged = ""
     for name, chosen in tried:
         # In a thread that stays behind after the timeout, perhaps for ever: it has its own result,
@@ -182,12 +183,8 @@ def _build_retry_context(
 ) -> RetryContext:
     # The event may be set later than `wait` was made: a signal that arrived during the reading
     # hurries this, too.
-    hurried = wait.is_hurried or (
-        wait.shutdown_requested is not None and wait.shutdown_requested.is_set()
-    )
-    seconds = time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS
-    if hurried:
-        seconds = time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
+    is_ending = wait.shutdown_requested is not None and wait.shutdown_requested.is_set()
+    seconds = get_limit(ExitStep.PREVIOUS_VERDICT, Hurry.TERMINATED if is_ending else wait.hurry)
     previous = find_previous_verdict(node_context, seconds, wait.shutdown_requested)
     attempt = node_context.identity.attempt
     return RetryContext(
@@ -233,8 +230,8 @@ def _read_job(
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    hurried, doing = time_limits.TERMINATED_READ_TIMEOUT_SECONDS, "reading the nodes' documents"
-    seconds = wait.seconds + (hurried if wait.is_hurried else time_limits.READ_TIMEOUT_SECONDS)
+    hurried, doing = get_limit(ExitStep.READ, Hurry.TERMINATED), "reading the nodes' documents"
+    seconds = wait.seconds + get_limit(ExitStep.READ, wait.hurry)
     job = call_with_timeout(read, seconds, doing, wait.shutdown_requested, shutdown_seconds=hurried)
     # The reading thread may still run, blocked in the storage. The copies are in memory: reading
     # them needs no request.

@@ -35,8 +35,8 @@ from firstfault_torch.guard import (
     try_call,
 )
 from firstfault_torch.node_context import NodeContext
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.time_limits import (
-    EXIT_RECORDER_TIMEOUT_SECONDS,
     MIN_SPOOL_TIMEOUT_SECONDS,
     RECEIPT_TIMEOUT_SECONDS,
     STOP_GRACE_SECONDS,
@@ -74,7 +74,8 @@ def end_node_recorder(node_context: NodeContext) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
     if node_context.files is not None:
         with suppress_internal_errors("ending the recorder"):
-            RecorderClient(node_context.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
+            seconds = get_limit(ExitStep.RECORDER, Hurry.LEAVING_NOW)
+            RecorderClient(node_context.files).end(seconds)
 
 
 def open_worker_spool(

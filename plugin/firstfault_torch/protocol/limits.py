@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstfault_torch import time_limits
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def build_limits(nodes: int) -> Limits:
         longest_pause=time_limits.MAX_ARRIVALS_POLL_SECONDS,
         leader=time_limits.LEADER_TIMEOUT_SECONDS + more_for_leader,
         publishing=time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
-        hurried_settle=time_limits.TERMINATED_SETTLE_SECONDS,
-        hurried_leader=time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS,
-        hurried_publishing=time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
+        hurried_settle=get_limit(ExitStep.SETTLE, Hurry.TERMINATED),
+        hurried_leader=get_limit(ExitStep.LEADERS, Hurry.TERMINATED),
+        hurried_publishing=get_limit(ExitStep.LEADER_PUBLISHES, Hurry.TERMINATED),
     )

@@ -50,6 +50,7 @@ from firstfault_torch.protocol.messages import (
     WaitingConnectionBroke,
     WatchKeys,
 )
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.rounds.report_packing import (
     ElectedVerdict,
     frame_report,
@@ -73,6 +74,16 @@ class CollectedReports:
     """Every live agent has reported."""
     lost: frozenset[int] = frozenset()
     """Group ranks of the agents that leave, and of those whose connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftElection:
+    """What an agent found in an election that it left."""
+
+    verdict: ElectedVerdict | None
+    """None as long as there is none."""
+    others_decide: bool
+    """Whether other agents take part whose processes don't have to end."""
 
 
 class VerdictElection:
@@ -200,18 +211,27 @@ class VerdictElection:
         counts = self._outcomes.popleft() if self._outcomes else None
         return unpack_verdict(counts.verdict) if isinstance(counts, Adopt) else own
 
-    def hand_over(self, verdict: ElectedVerdict) -> ElectedVerdict | None:
+    def hand_over(
+        self, verdict: ElectedVerdict, connect: Callable[[], Any] | None = None
+    ) -> ElectedVerdict | None:
         """Send a verdict that was published without an election to agents that still wait for one;
         return the verdict that counts, None if the store is lost.
+
+        With `connect` it uses another connection than `settle`, and any thread may call it.
         """
         # Also if `settle` ended because the store didn't answer: it may only be slow, while other
         # agents wait. The verdict is published already; only its report is delayed, once.
         store = self._connections[0]
-        if store is None:
+        if store is None and connect is None:
             return None
-        set_verdict = partial(set_once, store, self._key("verdict"), pack_verdict(verdict))
-        call = partial(try_call, set_verdict, dist.DistError)
-        seconds = time_limits.STORE_TIMEOUT_SECONDS
+
+        def put() -> bytes:
+            connection = store if connect is None else connect()
+            return set_once(connection, self._key("verdict"), pack_verdict(verdict))
+
+        call = partial(try_call, put, dist.DistError)
+        hurry = Hurry.NONE if connect is None else Hurry.LEAVING_NOW
+        seconds = get_limit(ExitStep.TELL_PEERS, hurry)
         doing = "handing the verdict to the other nodes"
         found, _ = call_with_timeout(call, seconds, doing, self._shutdown_requested) or (None, None)
         self._has_lost_store = found is None
@@ -251,24 +271,28 @@ class VerdictElection:
         """Whether `settle` has begun, and the store may answer."""
         return self._connections[0] is not None and not self._has_lost_store
 
-    def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Store this node's report and announce that its process exits,
-        so that no agent waits for it.
+    def leave(self, store: Any, copies: Mapping[str, bytes]) -> LeftElection | None:
+        """Store this node's report and announce that its process exits, so that no agent waits for
+        it. Return None if the store doesn't answer.
+
+        Any thread may call it, also while another one is inside of `settle`: it uses only what
+        `__init__` has set, and the connection that it's given.
         """
-        if self.arrival_number:
-            return
 
-        def report() -> None:
-            store.append(self._key("reports"), frame_report(self._own, self._nodes, copies))
+        def report() -> LeftElection:
+            # A second report of the same agent has no effect, so both threads may hand it in.
+            if not self.arrival_number:
+                store.append(self._key("reports"), frame_report(self._own, self._nodes, copies))
             store.append(self._key("arrived"), f"{self._own}! ")
+            keys = self._key("arrived"), self._key("heard"), LOST_KEY, LEAVING_KEY
+            verdict, *states = (
+                bytes(store.get(key)) if store.check([key]) else b""
+                for key in (self._key("verdict"), *keys)
+            )
+            others = Agents.parse(*states).staying - {self._own}
+            return LeftElection(unpack_verdict(verdict) if verdict else None, bool(others))
 
-        self._call_store(report, "handing in this node's report")
-
-    def can_others_decide(self, store: Any) -> bool:
-        """Whether other agents take part in the election whose processes don't have to end."""
-        keys = self._key("arrived"), self._key("heard"), LOST_KEY, LEAVING_KEY
-        values = (store.get(key) if store.check([key]) else b"" for key in keys)
-        return bool(Agents.parse(*map(bytes, values)).staying - {self._own})
+        return self._call_store(report, "handing in this node's report")
 
     def interrupt(self) -> None:
         """End `settle` at once, from any thread: the election is pointless."""

@@ -20,7 +20,8 @@ from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, 
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.protocol.notices import FailureNotice
 from firstfault_torch.protocol.restart_vote import EndRound, FollowDecision, RestartUnagreed
-from firstfault_torch.rounds.election import CollectedReports, VerdictElection
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
+from firstfault_torch.rounds.election import CollectedReports, LeftElection, VerdictElection
 from firstfault_torch.rounds.exit_barrier import PeersAtExit
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.peer_connections import PeerConnections
@@ -148,18 +149,22 @@ class Peers:
         """Announce in a vote on a restart, if there is one, that this node's process exits."""
         self.restart_vote.leave(self.broadcast, copies)
 
-    def leave_to_others(self, copies: Mapping[str, bytes]) -> bool:
-        """Hand in this node's report, as a process that has to end at once;
-        return whether other nodes decide.
+    def leave_election(self, copies: Mapping[str, bytes]) -> LeftElection | None:
+        """Hand in this node's report, as a process that has to end at once, from any thread.
+        Return None if the store doesn't answer.
         """
 
-        def leave() -> bool:
-            store = self.connect()
-            self.settlement.leave(store, copies)
-            return self.settlement.can_others_decide(store)
+        def leave() -> LeftElection | None:
+            return self.settlement.leave(self.connect(), copies)
 
-        seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
-        return bool(call_with_timeout(leave, seconds, "leaving the verdict to the other nodes"))
+        seconds = get_limit(ExitStep.TELL_PEERS, Hurry.LEAVING_NOW)
+        return call_with_timeout(leave, seconds, "leaving the verdict to the other nodes")
+
+    def hand_over(self, verdict: ElectedVerdict, *, leaving_now: bool) -> ElectedVerdict | None:
+        """See `VerdictElection.hand_over`. If this process is `leaving_now`, the main thread's
+        connection may be blocked: then a new one is used.
+        """
+        return self.settlement.hand_over(verdict, self.connect if leaving_now else None)
 
     def settle(
         self,

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
+import io
 import logging
 import os
 import signal
@@ -229,6 +231,11 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
     if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
         _print_torch_box(failed.error)
         _exit_at_once(code)
+    if _is_launcher():
+        # First at the exit, when torch's launcher has ended and no thread is left that Python waits
+        # for. Then only the interpreter's own end would follow: it destroys torch's modules, which
+        # takes a second, while the scheduler waits for this node to start the job again.
+        atexit.register(_exit_at_once, code)
     # For a node without a failed worker torch has no exception, and for other codes neither.
     if isinstance(failed.error, PeerFailedError) or code != FAILED:
         _print_torch_box(failed.error)
@@ -248,13 +255,20 @@ def _is_launcher() -> bool:
     )
 
 
+_BUFFERED_FILES = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
+
+
 def _exit_at_once(code: int) -> NoReturn:
     """Exit without waiting for threads; but run what the program has registered for its end,
-    and flush its output.
+    and flush its output and its open files.
     """
+    atexit.unregister(_exit_at_once)
     with suppress_internal_errors("running the functions for the program's end"):
         atexit._run_exitfuncs()  # noqa: SLF001 - there is no public name
-    for stream in (sys.stdout, sys.stderr):
+    # Python's end would flush a file when it destroys the object. By the exact type: asking an
+    # object for its class may run code of its own.
+    files = (item for item in gc.get_objects() if type(item) in _BUFFERED_FILES)
+    for stream in (sys.stdout, sys.stderr, *files):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
     os._exit(code)

@@ -35,11 +35,13 @@ from firstfault_torch.engine import (
     ErrorName,
     Publication,
     SealedVerdict,
+    find_hurry,
     upload_verdict,
 )
 from firstfault_torch.guard import logger, try_call
 from firstfault_torch.node.document_writer import get_file
 from firstfault_torch.node_context import Identity
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
@@ -134,20 +136,15 @@ class FlyteEngine(Engine):
             return (
                 publication
                 if publication.durable
-                else self._upload(publication, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+                else self._upload(publication, get_limit(ExitStep.FLYTE_ERROR, Hurry.LEAVING_NOW))
             )
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
         # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
         # use up the verdict's.
         is_deck_pending = self.publish_deck(publication, shutdown_requested)
         if not publication.durable:
-            is_hurried = shutdown_requested is not None and shutdown_requested.is_set()
-            publication = self._upload(
-                publication,
-                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
-                if is_hurried
-                else time_limits.PUBLISH_TIMEOUT_SECONDS,
-            )
+            hurry = find_hurry(shutdown_requested, leaving_now=False)
+            publication = self._upload(publication, get_limit(ExitStep.FLYTE_ERROR, hurry))
         return replace(publication, is_deck_pending=is_deck_pending)
 
     def _upload(self, publication: Publication, seconds: float) -> Publication:

@@ -31,6 +31,7 @@ from firstfault.wire.documents import encode_seal
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
+from firstfault_torch.protocol.shutdown import ExitStep, Hurry, get_limit
 from firstfault_torch.torchrun.agent import TorchrunEngine
 from firstfault_torch.torchrun.exit_codes import FAILED
 from firstfault_torch.torchrun.settings import FOLDER_VARIABLE, JOB_VARIABLE
@@ -120,11 +121,8 @@ class Flyte2Engine(TorchrunEngine):
         # the error.
         if self.is_clustered and not publication.durable:
             put = partial(_put, self.outputs, ERROR_FILE, _encode_error(publication.sealed))
-            seconds = (
-                time_limits.EXIT_STEP_TIMEOUT_SECONDS
-                if leaving_now
-                else time_limits.PUBLISH_TIMEOUT_SECONDS
-            )
+            hurry = Hurry.LEAVING_NOW if leaving_now else Hurry.NONE
+            seconds = get_limit(ExitStep.FLYTE_ERROR, hurry)
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
             # A failed upload makes the verdict not durable: then this pod exits with 1, and JobSet
             # restarts all.

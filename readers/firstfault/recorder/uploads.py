@@ -7,7 +7,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from firstfault.recorder.client import Target
 from firstfault.recorder.spool import Spool
 from firstfault.recorder.time_limits import SLOW_UPLOAD_SECONDS
 from firstfault.store import Store, open_store
+from firstfault.utils.brief_threads import BriefThreads
 from firstfault.utils.run_sync import run_sync, try_await
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Uploads:
         and fails with the same error.
         """
         asyncio.get_running_loop().set_default_executor(
-            ThreadPoolExecutor(_MAX_CONCURRENT_UPLOADS + _SPARE_THREADS)
+            BriefThreads(_MAX_CONCURRENT_UPLOADS + _SPARE_THREADS, "uploads")
         )
         await self._open()
         self._warm.set()
