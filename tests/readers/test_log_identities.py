@@ -168,8 +168,15 @@ def test_a_traceback_that_several_ranks_may_have_printed_names_none(
         "2031-05-06 07:08:0{second} INFO waiting for rank {rank} ",
         "2031-05-06 07:08:0{second} INFO R7: ",
         "2031-05-06 07:08:0{second} INFO [shard_of_rank {rank}] ",
+        "2031-05-06 07:08:0{second} INFO [rank_{rank}.txt] ",
     ],
-    ids=["a rank in a sentence", "a rank that is waited for", "a release", "a name with a rank"],
+    ids=[
+        "a rank in a sentence",
+        "a rank that is waited for",
+        "a release",
+        "a name with a rank",
+        "a file",
+    ],
 )
 def test_words_in_a_record_name_no_rank(show: Callable[[str], dict[str, Any]], prefix: str) -> None:
     """A record that mentions a rank isn't that rank's."""
