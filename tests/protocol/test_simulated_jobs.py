@@ -10,6 +10,8 @@ from lab.simulated_jobs.invariants import find_violations
 from lab.simulated_jobs.job import FORMER, PLAIN_STORAGE, PRESENT, Rules, SimulatedJob
 
 SEEDS = range(2000)
+FEW_SEEDS = range(400)
+"""Enough to see what a wrong rule does."""
 ONE_VERDICT = "I1 at most one verdict is published"
 ENDS = "I2 each live agent ends"
 VERDICT_EXISTS = "I3 a verdict exists if an agent lives"
@@ -22,17 +24,15 @@ def test_present_rules_end_each_agent_with_one_verdict_and_accuse_no_live_one() 
 
 
 def test_a_storage_that_cannot_create_once_can_have_two_verdicts() -> None:
-    found = campaign.play(SEEDS, PLAIN_STORAGE).seeds
+    found = campaign.play(FEW_SEEDS, PLAIN_STORAGE).seeds
     assert not found.keys() & {ENDS, VERDICT_EXISTS, NOT_ACCUSED}, found
     assert found[ONE_VERDICT]
 
 
 def test_the_simulator_sees_what_the_former_rules_did() -> None:
-    former = campaign.play(SEEDS, FORMER).seeds
-    present = campaign.play(SEEDS, PRESENT).seeds
+    former = campaign.play(FEW_SEEDS, FORMER).seeds
     assert former[NOT_ACCUSED]
     assert former[ONE_VERDICT]
-    assert ONE_VERDICT not in present
 
 
 @pytest.mark.parametrize("rules", [PRESENT, PLAIN_STORAGE], ids=["present", "plain storage"])
