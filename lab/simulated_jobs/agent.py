@@ -194,8 +194,10 @@ class Agent(Process):
             return
         if self.is_terminated:
             self._feed(ShutdownRequested())
-        settle = time_limits.SETTLE_SECONDS + notices.get_grace_left(self.events.now)
-        self._feed(Started(b"%d " % self.rank, float(settle), TERMINATED_STOP_SECONDS))
+        left = notices.get_grace_left(self.events.now)
+        settle = float(time_limits.SETTLE_SECONDS) + left
+        grace = max(TERMINATED_STOP_SECONDS - left, 0.0)
+        self._feed(Started(b"%d " % self.rank, settle, grace))
 
     # --- the election -------------------------------------------------------------------------
 

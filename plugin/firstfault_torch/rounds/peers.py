@@ -182,13 +182,14 @@ class Peers:
         """
         connections = self.broadcast.connections()
         if connections is not None:
-            seconds += self.broadcast.grace_left
+            # What is left of the grace counts once, also if a node of the election is leaving.
+            left = self.broadcast.grace_left
             yield from self.settlement.settle(
                 connections,
                 copies,
-                seconds,
+                seconds + left,
                 self._shutdown_requested,
-                grace_seconds=grace_seconds,
+                grace_seconds=max(grace_seconds - left, 0.0),
                 may_leave=may_leave,
             )
 
