@@ -584,7 +584,8 @@ def _report(
     with suppress_internal_errors("printing what failed"):
         settings.engine.announce(publication)
     # The user may have named a file on a hanging file system.
-    sealed, seconds = publication.sealed, get_limit(ExitStep.REPORT, settings.hurry)
+    sealed = publication.sealed
+    seconds = get_limit(ExitStep.REPORT, settings.hurry)
     write = partial(write_termination_message, sealed.seal.message)
     call_with_timeout(write, seconds, "writing the termination message", local=True)
     # another torch agent: copy the root cause into its error file, as torch's `record` does

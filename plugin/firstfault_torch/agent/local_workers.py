@@ -217,10 +217,8 @@ class LocalWorkers:
         """
         if self._channel is None or self._watch is None:
             return frozenset()
-        stop, pids = (
-            self.stopper.stopped,
-            [process.pid for process in worker_processes(self._context)],
-        )
+        stop = self.stopper.stopped
+        pids = [process.pid for process in worker_processes(self._context)]
         reports = self._channel.finished(time_limits.FINISHED_REPORTS_TIMEOUT_SECONDS)
         finished = {
             rank

@@ -230,7 +230,8 @@ def _read_job(
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    hurried, doing = get_limit(ExitStep.READ, Hurry.TERMINATED), "reading the nodes' documents"
+    doing = "reading the nodes' documents"
+    hurried = get_limit(ExitStep.READ, Hurry.TERMINATED)
     seconds = wait.seconds + get_limit(ExitStep.READ, wait.hurry)
     job = call_with_timeout(read, seconds, doing, wait.shutdown_requested, shutdown_seconds=hurried)
     # The reading thread may still run, blocked in the storage. The copies are in memory: reading

@@ -255,7 +255,8 @@ class FailureBroadcast:
                 self._connection = store
             return answer
 
-        call, seconds = partial(try_call, ask, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS
+        call = partial(try_call, ask, dist.DistError)
+        seconds = time_limits.STORE_TIMEOUT_SECONDS
         answer, _ = call_with_timeout(call, seconds, request.purpose) or (None, None)
         self._post(self._handle(answer or Unanswered(request.request)))
 
@@ -270,10 +271,8 @@ class FailureBroadcast:
         def ask_connected() -> Any:
             return ask(self._connection or connect_to_store(self._store))
 
-        call, seconds = (
-            partial(try_call, ask_connected, dist.DistError),
-            time_limits.STORE_TIMEOUT_SECONDS,
-        )
+        call = partial(try_call, ask_connected, dist.DistError)
+        seconds = time_limits.STORE_TIMEOUT_SECONDS
         found, _ = call_with_timeout(call, seconds, doing) or (None, None)
         return found
 
