@@ -1,7 +1,8 @@
 """Prints what happens after one exception, step by step: ``python lab/benchmarks/timeline.py``.
 
-Two nodes with two ranks each, and a folder that all share. Rank 3 raises. The other ranks are in a
-collective of gloo, and lose their peer, or with ``--asleep`` they wait as in a collective of NCCL.
+Two nodes with two ranks each, and a folder that all share. Rank 3 raises. The remaining ranks are
+in a collective of gloo, and lose their peer, or with ``--asleep`` they wait as in a collective of
+NCCL.
 ``--runs 9`` repeats the job, and prints medians and the slowest.
 """
 
@@ -44,7 +45,7 @@ STEPS = (
 
 
 def train(marks: Path, waiting: str) -> None:
-    """Be a rank: meet the others, then fail or wait for them."""
+    """Be a rank: join the process group, then fail or wait for the failing rank."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     (marks / f"{rank}.part").write_text(str(os.getpid()), encoding="ascii")
@@ -53,7 +54,7 @@ def train(marks: Path, waiting: str) -> None:
     while not (marks / "go").exists():
         time.sleep(0.01)
     if rank == FAILED_RANK:
-        time.sleep(1)  # the others wait by then
+        time.sleep(1)  # the remaining ranks wait by then
         (marks / "raised").write_text(repr(time.time()), encoding="ascii")
         raise ValueError("batch 7 has no labels")
     if waiting == "asleep":
@@ -126,7 +127,7 @@ def main() -> None:
     for _ in range(arguments.runs):
         with tempfile.TemporaryDirectory() as folder:
             runs.append(measure(Path(folder).resolve(), waiting))
-    print(f"the other ranks are {waiting}; seconds after the exception: median, slowest")
+    print(f"the remaining ranks are {waiting}; seconds after the exception: median, slowest")
     for step in STEPS:
         seconds = [run[step] for run in runs]
         print(f"{statistics.median(seconds):8.3f} {max(seconds):8.3f}  {step}")

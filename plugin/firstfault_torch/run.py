@@ -312,7 +312,7 @@ def _end_process(node: FailedNode, settings: ExitSettings) -> None:
     # The main thread may be anywhere, also inside of an election, and may wake at any moment. So
     # this thread shares with it only what any thread may use: the fields of `node`, the report,
     # the engine and the recorder; and the names of keys in the store, through a connection of its
-    # own. If both publish, the storage keeps the first verdict, and the other thread adopts it.
+    # own. If both publish, the storage keeps the first verdict, and the later thread adopts it.
     # After its step the main thread waits in `SignalWatch.replace_last_resort` for the exit below.
     code = 1
     try:
@@ -383,7 +383,7 @@ def _hand_over(publication: Publication, end: RoundEnd, settings: ExitSettings) 
 
 def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> tuple[Publication | None, bool]:
     """Return the verdict that one node reached for all, or None if the nodes could not agree; and
-    whether this node left the decision to the others.
+    whether this node left the decision to its peers.
     """
     if end.peers is None:
         return None, False

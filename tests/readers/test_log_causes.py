@@ -86,7 +86,7 @@ _COMPARE = "compare the stacks and logs of all ranks"
 _SHARED_MEMORY = "give its container more shared memory"
 
 
-def _of_ranks(*texts: str) -> str:
+def _print_as_ranks(*texts: str) -> str:
     """Return exceptions as torch prints them, one for each rank."""
     lines = ((rank, line) for rank, text in enumerate(texts) for line in text.splitlines())
     return "".join(f"[rank{rank}]: {line}\n" for rank, line in lines)
@@ -96,26 +96,30 @@ def _of_ranks(*texts: str) -> str:
     ("log", "step"),
     [
         (
-            _of_ranks("step 1", f"{_FRAME}{_REMOTE_ERROR}{_NO_ANSWER.format(7, 12)}"),
+            _print_as_ranks("step 1", f"{_FRAME}{_REMOTE_ERROR}{_NO_ANSWER.format(7, 12)}"),
             "check the link of mlx5_2, and the host 10.0.0.7, which didn't answer",
         ),
         (
-            _of_ranks(
+            _print_as_ranks(
                 f"{_FRAME}{_REMOTE_ERROR}{_NO_ANSWER.format(7, 12)}",
                 f"{_FRAME}{_REMOTE_ERROR}{_NO_ANSWER.format(8, 12)}",
             ),
             _COMPARE,
         ),
         (
-            _of_ranks("step 1", f"{_FRAME}{_REMOTE_ERROR}{_NO_ANSWER.format(7, 5)}"),
+            _print_as_ranks("step 1", f"{_FRAME}{_REMOTE_ERROR}{_NO_ANSWER.format(7, 5)}"),
             _COMPARE,
         ),
         (
-            _of_ranks("step 1", f"{_FRAME}RuntimeError: CUDA error: device-side assert triggered"),
+            _print_as_ranks(
+                "step 1", f"{_FRAME}RuntimeError: CUDA error: device-side assert triggered"
+            ),
             "check the labels and indexes that the kernel got",
         ),
         (
-            _of_ranks("step 1", f"{_FRAME}RuntimeError: CUDA error: an illegal memory access"),
+            _print_as_ranks(
+                "step 1", f"{_FRAME}RuntimeError: CUDA error: an illegal memory access"
+            ),
             "rerun with CUDA_LAUNCH_BLOCKING=1",
         ),
         (

@@ -163,7 +163,7 @@ class SignalWatch:
         """Set what ends the pod from now on if the main thread ignores a signal for too long.
 
         If the pod is being ended, this waits for its end: a main thread that comes out of C++ then
-        must not go on to report the same failure a second time.
+        must not report the same failure a second time.
         """
         with self._ends_pod:
             self._last_resort = last_resort

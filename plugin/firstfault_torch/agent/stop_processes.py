@@ -186,7 +186,7 @@ class WorkerStopper:
             return self._machine.handle(event, time.monotonic())
 
     def carry_out(self, instruction: StopInstruction) -> list[StopInstruction]:
-        """Do what an instruction says to the workers; return what it leads to."""
+        """Carry out an instruction on the workers; return what follows from it."""
         match instruction:
             case StopWorkers():
                 return self._begin(instruction)

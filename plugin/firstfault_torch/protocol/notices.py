@@ -56,7 +56,7 @@ FATAL_KEY = "firstfault/fatal"
 which workers restart.
 """
 GRACE_KEY = "firstfault/stop-seconds"
-"""Set by a node whose healthy workers are stopped, after a signal or for a new rendezvous. Their
+"""Set by a node that stops healthy workers, after a signal or for a new rendezvous. Their
 peers lose their connections, and fail; the siblings of those failures are healthy, and have the
 same time.
 """
@@ -125,7 +125,7 @@ class RoundOutcome:
     finished: bool = False
     """All nodes' workers have succeeded."""
     lost: str = ""
-    """Why the store can't be reached; empty if it is reachable. Beside a failure, the store was
+    """Why the store can't be reached; empty if it is reachable. With a failure, the store was
     lost after it.
     """
 
@@ -173,7 +173,7 @@ class FatalFailurePolled:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """This node has failed, or a peer whose connection to it broke."""
+    """This node has failed, or its connection to a peer broke, which counts as failed."""
 
     notice: FailureNotice
 
@@ -211,7 +211,7 @@ class LeavingBegan:
 
 @dataclass(frozen=True, slots=True)
 class GraceBegan:
-    """This node's healthy workers are stopped, and may take so many seconds to end."""
+    """This node's healthy workers are stopped, and may take these seconds to end."""
 
     seconds: float
 
@@ -333,7 +333,7 @@ def build_notice_limits() -> NoticeLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Operations whose answer is outstanding."""
+    """Operations that the store hasn't answered."""
 
     operations: tuple[Operation, ...]
     purpose: str
@@ -344,9 +344,9 @@ class _Sent:
 class RoundNotices:
     """One agent's part in the exchange of notices in a round.
 
-    `handle` takes an event and returns what the driver has to do. Two kinds of events come beside
-    each other: of the listener, which connects, waits and polls, one after the other; and of the
-    agent, which sends. When `deadline` has come, the listener sends `TimePassed`. Each `AskStore`
+    `handle` takes an event and returns what the driver has to do. Two kinds of events are mixed:
+    those of the listener, which connects, then waits, then polls; and those of the agent, which
+    sends. When `deadline` has come, the listener sends `TimePassed`. Each `AskStore`
     and `AskAgain` is answered with `Answered` or `Unanswered`.
     """
 
@@ -517,7 +517,7 @@ class RoundNotices:
         return learned
 
     def _await_fatal_failure(self, now: float) -> None:
-        """Poll after a failure with restarts left: a third node may fail for good meanwhile."""
+        """Poll after a failure with restarts left: a third node may fail permanently."""
         if self._is_over or self.received_failure is None or self.is_fatal:
             self._enter(NoticePhase.ENDED)
         else:
@@ -648,8 +648,8 @@ class RoundNotices:
         learned = self._accept_from_store(outcome, now)
         for value in fatal:
             learned += self._accept_from_store(value, now)
-        # The listener is about to hear the same, and confirms it: this node's workers wait for the
-        # end of this call. But its connection may be as silent as the one that didn't answer.
+        # The listener is about to receive the same, and confirms it: this node's workers wait for
+        # the end of this call. But its connection may be as silent as the one that didn't answer.
         is_listener_first = self.phase is NoticePhase.WAITING and not sent.is_repeated
         return learned if is_listener_first else [*learned, *self._acknowledge()]
 

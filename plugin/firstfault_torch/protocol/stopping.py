@@ -100,7 +100,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopBegan:
-    """The processes when `StopWorkers` was carried out. No deadline may kill one meanwhile."""
+    """The processes when `StopWorkers` was carried out. During the stop no deadline kills one."""
 
     request: StopWorkers
     began_ns: int
@@ -140,7 +140,7 @@ class PeersAsked:
 
 @dataclass(frozen=True, slots=True)
 class AgentTerminated:
-    """This agent is told to end."""
+    """This agent got a signal to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ class StopState:
     """No healthy worker is killed before."""
     has_asked_peers: bool = False
     gives_up_at: float = 0.0
-    """When the present wait ends, in phases whose end can't move."""
+    """When the present wait ends, in phases with a fixed end."""
 
     @property
     def failed_first(self) -> Ranks:
@@ -314,7 +314,7 @@ class StopState:
 
     @property
     def awaited(self) -> Ranks:
-        """The workers whose end the present phase waits for."""
+        """The workers for which the present phase waits."""
         # Siblings first: a failed worker may spend seconds in its exit handlers, but a sibling that
         # ignores the signal must not get that longer time.
         is_about_all = self.phase in {StopPhase.SPARING, StopPhase.KILLING_SPARED}
@@ -487,7 +487,7 @@ class NodeStop:
         return state, [CollectSnapshots(event.alive - spared, 0.0 if is_terminated else seconds)]
 
     def _spare_reported(self, event: WorkersAnswered) -> StopState:
-        """This agent hasn't sent the signal yet, so who was ended by it failed by itself; not if
+        """This agent hasn't sent the signal yet, so who was ended by it had failed first; not if
         the signal may have gone to all processes of the node.
         """
         state = self.state
@@ -502,7 +502,7 @@ class NodeStop:
 
     def _handle_ends(self, running: Ranks, now: float) -> Step:
         state, left = self.state, running & self.state.awaited
-        if not state.is_over(running, now):  # the deadline has moved meanwhile
+        if not state.is_over(running, now):  # the deadline has moved during the wait
             return state, [AwaitEnds()]
         match state.phase:
             case StopPhase.ENDING if left and self._must_ask_peers(now):

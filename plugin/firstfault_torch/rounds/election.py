@@ -83,7 +83,7 @@ class LeftElection:
     verdict: ElectedVerdict | None
     """None as long as there is none."""
     others_decide: bool
-    """Whether other agents take part whose processes don't have to end."""
+    """Whether agents take part that don't have to end."""
 
 
 class VerdictElection:

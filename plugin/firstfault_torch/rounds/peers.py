@@ -158,7 +158,7 @@ class Peers:
             return self.settlement.leave(self.connect(), copies)
 
         seconds = get_limit(ExitStep.TELL_PEERS, Hurry.LEAVING_NOW)
-        return call_with_timeout(leave, seconds, "leaving the verdict to the other nodes")
+        return call_with_timeout(leave, seconds, "leaving the verdict to nodes that stay")
 
     def hand_over(self, verdict: ElectedVerdict, *, leaving_now: bool) -> ElectedVerdict | None:
         """See `VerdictElection.hand_over`. If this process is `leaving_now`, the main thread's

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class BriefThreads(ThreadPoolExecutor):
-    """A ThreadPoolExecutor whose threads end when nothing is left to do.
+    """A ThreadPoolExecutor that ends its threads when nothing is left to do.
 
     An agent and a recorder upload a few documents, and then wait for weeks while a training runs.
     """
